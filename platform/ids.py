@@ -17,6 +17,9 @@ CheckpointId = NewType("CheckpointId", str)
 ItemId = NewType("ItemId", str)
 CallId = NewType("CallId", str)
 RequestId = NewType("RequestId", str)
+OrganisationId = NewType("OrganisationId", str)
+EndUserId = NewType("EndUserId", str)
+"""A digest of the name of a tenant's end user."""
 
 IsolationDomain = NewType("IsolationDomain", bytes)
 """A digest that identifies a group of requests that may share cached prefixes (a domain), usually one tenant.

@@ -107,7 +107,7 @@ class SessionService:
         """
         clock, running = dependencies.clock, RunningTurns(dependencies.work)
         self._registry = registry
-        self._quota_of = dependencies.accounting.quota_of
+        self._limits_of = dependencies.accounting.limits_of
         self.counted = dependencies.accounting.counted
         self._clock: Clock = clock
         self._turns = dependencies.store
@@ -383,7 +383,7 @@ class SessionService:
 
         Returns None (no limit) for conversations and for internal sessions of the Responses API.
         """
-        return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
+        return (await self._limits_of(principal)).tenant.max_sessions if kind is SessionKind.SESSION else None
 
 
 def _checkpoint_argument(checkpoint_id: str | None) -> str | None:

@@ -16,6 +16,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "*/tables.py",
         "*/repository.py",
         "adapters/registry/*_rows.py",
+        "platform/ledger/*_rows.py",
         "platform/tenancy/*_rows.py",
         "platform/batches/*_rows.py",
         "platform/database*.py",

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import graftwork
-from graftwork.api.cli.admin import keys, modes, prices, quotas, replicas, tenants
+from graftwork.api.cli.admin import keys, modes, organisations, prices, quotas, replicas, tenants, webhooks
 from graftwork.api.cli.commands import adapters, batches, bench, fleet, model, sessions, usage
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.ask import ask, models
@@ -69,7 +69,16 @@ def build_app() -> typer.Typer:
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
     app.command(rich_help_panel=SERVER)(plan)
     app.add_typer(model.app, name="model", rich_help_panel=SERVER)
-    admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "prices": prices, "modes": modes, "replicas": replicas}
+    admin = {
+        "organisations": organisations,
+        "tenants": tenants,
+        "keys": keys,
+        "quotas": quotas,
+        "webhooks": webhooks,
+        "prices": prices,
+        "modes": modes,
+        "replicas": replicas,
+    }
     for name, group in admin.items():
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)

@@ -26,6 +26,7 @@ from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.fleet.replicas import ReplicaDirectory
+from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.batches.batches import BatchKeeper
 from graftwork.platform.batches.files import FileKeeper
 from graftwork.platform.clock import Clock
@@ -253,6 +254,7 @@ class AdminResources:
     description: EngineDescription
     erasure: TenantErasure
     modes: ModeSwitch
+    webhooks: Webhooks
     switchboard: TraceSwitchboard
     """The tenants and sessions whose requests are traced."""
     tasks: ServerTasks

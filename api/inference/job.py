@@ -86,13 +86,13 @@ async def start_inference(
     If the engine later refuses the request, the methods of the job raise the engine's error.
     """
     principal, accounting = inference.principal, resources.accounting
-    quota = await accounting.quota_of(principal.tenant_id)
+    limits = await accounting.limits_of(principal)
     charge = Charge(inference.request_id, principal, inference.resolved, service_tier=inference.tier)
     requests = [
         resources.generator.prepared(request)
-        for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
+        for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(limits.tenant))
     ]
-    account = await accounting.open(charge, quota, inference.estimated_tokens, inference.num_answers)
+    account = await accounting.open(charge, limits, inference.expected)
     if held is not None:
         held.take(account)
     job = InferenceJob(

@@ -16,6 +16,7 @@ from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import FREE_OUTPUT, OutputPlan
 from graftwork.sessions.generation.reasoning import ReasoningAsk
 from graftwork.sessions.generation.request import GenerationRequest
+from graftwork.sessions.generation.usage import Expected
 
 
 def served_tier(principal: Principal, asked: str | None) -> str:
@@ -79,12 +80,18 @@ class InferenceRequest:
         return len(self.prompts) * self.choices_per_prompt
 
     @property
-    def estimated_tokens(self) -> int:
-        """The estimated usage in tokens: all prompts once, plus the expected tokens of every answer.
+    def expected(self) -> Expected:
+        """What the request is expected to use: all prompts once, and the tokens of every answer.
 
         When the request ends, the real usage replaces the estimate.
         """
-        return sum(map(len, self.prompts)) + self.choices_per_prompt * self.expected_tokens
+        prompt_tokens = sum(map(len, self.prompts))
+        return Expected(
+            tokens=prompt_tokens + self.choices_per_prompt * self.expected_tokens,
+            answers=self.num_answers,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=len(self.prompts) * sum(sampling.max_tokens for sampling in self.samplings),
+        )
 
     def _is_due(self, choice: int) -> bool:
         """Returns whether the client's deadline is for this answer: it is for the first of each prompt that begins at once."""

@@ -53,6 +53,20 @@ TENANT: Json = {
     "status": "active",
     "weight": 1.0,
     "service_tier_ceiling": "default",
+    "organisation_id": None,
+    "created_at": CREATED_AT,
+}
+ORGANISATION: Json = {
+    "id": "org_01hzx",
+    "object": "organisation",
+    "name": "Acme Group",
+    "created_at": CREATED_AT,
+}
+WEBHOOK: Json = {
+    "id": "whk_01hzx",
+    "object": "webhook",
+    "owner_id": "ten_01hzx",
+    "url": "https://hooks.example.com/budgets",
     "created_at": CREATED_AT,
 }
 KEY: Json = {
@@ -82,6 +96,16 @@ QUOTA: Json = {
     "max_host_kv_bytes": None,
     "max_file_bytes": None,
     "monthly_tokens": None,
+    "monthly_budget": None,
+    "soft_budget": None,
+    "currency": None,
+}
+ORGANISATION_QUOTA: Json = QUOTA | {
+    "requests_per_minute": None,
+    "max_sessions": None,
+    "monthly_budget": "1000",
+    "soft_budget": "800",
+    "currency": "USD",
 }
 MESSAGE_ITEM: Json = {
     "id": "msg_01hzx",

@@ -181,7 +181,7 @@ async def _publish(
 ) -> Adapter:
     """Publishes the files as a version of the adapter. The file names in the upload have no effect."""
     principal.require_models([name], "name")
-    quota = await resources.tenancy.get_quota(principal.tenant_id)
+    quota = await resources.tenancy.limits.of_tenant(principal.tenant_id)
     files = await asyncio.to_thread(AdapterFiles.read, *(part.file for part in uploaded))
     adapter = await resources.registry.publish(principal.scope(), name, files, resources.description, quota, push)
     return adapter_answer(adapter)

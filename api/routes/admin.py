@@ -1,4 +1,4 @@
-"""Defines the operator's routes for tenants, keys, quotas, usage, audit entries and replicas."""
+"""Defines the operator's routes for tenants, keys, usage, audit entries and replicas."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,6 @@ from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.admin import (
     KeyBody,
     ModesBody,
-    QuotaBody,
     RotationBody,
     TenantBody,
     TenantPatch,
@@ -26,9 +25,8 @@ from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.ids import KeyId, OrganisationId, TenantId
 from graftwork.platform.ledger.usage import UsageGroup
-from graftwork.platform.quotas.quota import Quota
 
 keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admin"], route_class=SecretRoute)
 
@@ -77,22 +75,6 @@ async def rotate_key(
 async def revoke_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
     """Revoke a key. The list of keys still shows it."""
     return key_answer(await resources.tenancy.revoke_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name))
-
-
-quota_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/quota", tags=["admin"], route_class=AdminRoute)
-
-
-@quota_router.get("")
-async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
-    """Get all limits of a tenant. Null means no limit."""
-    await resources.tenancy.get_tenant(TenantId(tenant_id))
-    return await resources.tenancy.get_quota(TenantId(tenant_id))
-
-
-@quota_router.put("")
-async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin, admin: Admin) -> answers.Quota:
-    """Replace all limits of a tenant. The server removes each limit that is missing or null."""
-    return await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
 
 
 reports_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=AdminRoute)
@@ -162,7 +144,11 @@ tenants_router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_cla
 @tenants_router.post("", status_code=201)
 async def create_tenant(body: TenantBody, resources: ForAdmin, admin: Admin) -> answers.Tenant:
     tenant = await resources.tenancy.create_tenant(
-        body.name, weight=body.weight, service_tier_ceiling=body.service_tier_ceiling, actor=admin.name
+        body.name,
+        weight=body.weight,
+        service_tier_ceiling=body.service_tier_ceiling,
+        organisation_id=None if body.organisation_id is None else OrganisationId(body.organisation_id),
+        actor=admin.name,
     )
     return tenant_answer(tenant)
 

@@ -55,6 +55,7 @@ async def completion_inference(
     body: CompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
     """Builds the inference request for a text completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
+    principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
     body = completion_with_defaults(body, resolved.defaults)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")

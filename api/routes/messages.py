@@ -67,5 +67,5 @@ async def count_tokens(
     response.headers.update(ignored_header(translation.ignored))
     resolved = await resources.resolve(principal, translation.chat.model, user=translation.chat.end_user)
     prompt = chat_prompt(chat_with_defaults(translation.chat, resolved.defaults), resources)
-    async with resources.accounting.counted(principal.tenant_id):
+    async with resources.accounting.counted(principal.for_user(translation.chat.end_user)):
         return TokenCount(input_tokens=await resources.encoding.count(principal.tenant_id, prompt))

@@ -28,7 +28,7 @@ async def tokenize(body: TokenizeRequest, resources: ForInference, principal: In
     if body.model is not None:
         await resources.resolve(principal, body.model)
     prompt = _prompt(body)
-    async with resources.accounting.counted(principal.tenant_id):
+    async with resources.accounting.counted(principal):
         token_ids = await resources.encoding.encode(principal.tenant_id, prompt)
     context_tokens = resources.description.context_tokens
     spellings = None
@@ -44,7 +44,7 @@ async def detokenize(body: DetokenizeRequest, resources: ForInference, principal
     if body.model is not None:
         await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
-    async with resources.accounting.counted(principal.tenant_id):
+    async with resources.accounting.counted(principal):
         text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return DetokenizedPrompt(prompt=text)
 

@@ -52,4 +52,4 @@ async def list_own_prices(resources: ForAccounts, principal: UsageKey) -> Page[P
 @router.get("/quota")
 async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
     """Get all limits of the tenant. Null means no limit."""
-    return await resources.tenancy.get_quota(principal.tenant_id)
+    return await resources.tenancy.limits.of_tenant(principal.tenant_id)

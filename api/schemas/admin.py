@@ -15,7 +15,7 @@ from graftwork.platform.keys.scopes import ALL_SCOPES
 from graftwork.platform.modes.modes import DegradedModes
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.new_keys import MAX_OVERLAP_S
-from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Erasure, Tenant
+from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Erasure, Organisation, Tenant
 
 Tier = Literal["flex", "default", "priority"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -46,6 +46,14 @@ class TenantBody(NativeBody):
     weight: TenantWeight = 1.0
     """The tenant's share of the engine. Twice the weight gives twice the share."""
     service_tier_ceiling: Tier = "default"
+    organisation_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """The organisation that the tenant belongs to. The default is none."""
+
+
+class OrganisationBody(NativeBody):
+    """The body of a request that creates or renames an organisation."""
+
+    name: Name
 
 
 class TenantPatch(NativeBody):
@@ -154,8 +162,14 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
         status=str(tenant.status),
         weight=tenant.weight,
         service_tier_ceiling=tenant.service_tier_ceiling,
+        organisation_id=tenant.organisation_id,
         created_at=int(tenant.created_at),
     )
+
+
+def organisation_answer(organisation: Organisation) -> answers.Organisation:
+    """Converts an organisation to the body of an answer."""
+    return answers.Organisation(id=organisation.id, name=organisation.name, created_at=int(organisation.created_at))
 
 
 def erasure_answer(erasure: Erasure) -> answers.TenantErasure:

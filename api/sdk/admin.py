@@ -1,4 +1,6 @@
-"""Defines `client.admin`, which manages tenants, keys and quotas, and reads usage, audit entries and replicas.
+"""Defines `client.admin`, which manages tenants and keys, and reads usage, audit entries and replicas.
+
+Organisations, limits and webhooks are in `limits.py`.
 
 Every call sends the admin key.
 """
@@ -7,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Unpack, overload
 
 from graftwork.api.sdk.account import Moment
+from graftwork.api.sdk.limits import Organisations, Quotas, Webhooks, tenant_path
 from graftwork.api.sdk.overview import ServerOverviewQuery, follow_overview
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.streams import AsyncStream, Stream
 from graftwork.platform.answers import admin as answers
-from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
+from graftwork.platform.answers.admin import AuditEntry, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline, TraceSwitch
@@ -24,18 +27,21 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _tenant_path(tenant_id: str) -> str:
-    return f"/v1/admin/tenants/{path_segment(tenant_id)}"
-
-
 class Tenants(Resource[R]):
     """Creates, changes and deletes tenants. Sends requests to `/v1/admin/tenants`."""
 
     @operation
     def create(
-        self, name: str, *, weight: float | None = None, service_tier_ceiling: str | None = None
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        service_tier_ceiling: str | None = None,
+        organisation_id: str | None = None,
     ) -> Steps[Tenant]:
-        body = {"name": name} | _given(weight=weight, service_tier_ceiling=service_tier_ceiling)
+        body = {"name": name} | _given(
+            weight=weight, service_tier_ceiling=service_tier_ceiling, organisation_id=organisation_id
+        )
         call = Call("POST", "/v1/admin/tenants", json=body, admin=True, creates=True)
         return (yield from self._read(Tenant, call))
 
@@ -46,7 +52,7 @@ class Tenants(Resource[R]):
 
     @operation
     def get(self, tenant_id: str) -> Steps[Tenant]:
-        return (yield from self._read(Tenant, Call("GET", _tenant_path(tenant_id), admin=True)))
+        return (yield from self._read(Tenant, Call("GET", tenant_path(tenant_id), admin=True)))
 
     @operation
     def update(
@@ -58,26 +64,26 @@ class Tenants(Resource[R]):
         service_tier_ceiling: str | None = None,
     ) -> Steps[Tenant]:
         body = _given(name=name, weight=weight, service_tier_ceiling=service_tier_ceiling)
-        return (yield from self._read(Tenant, Call("PATCH", _tenant_path(tenant_id), json=body, admin=True)))
+        return (yield from self._read(Tenant, Call("PATCH", tenant_path(tenant_id), json=body, admin=True)))
 
     @operation
     def suspend(self, tenant_id: str) -> Steps[Tenant]:
         """Suspends a tenant. The server refuses all keys of the tenant until `resume` is called."""
-        return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/suspend", admin=True)))
+        return (yield from self._read(Tenant, Call("POST", f"{tenant_path(tenant_id)}/suspend", admin=True)))
 
     @operation
     def resume(self, tenant_id: str) -> Steps[Tenant]:
-        return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/resume", admin=True)))
+        return (yield from self._read(Tenant, Call("POST", f"{tenant_path(tenant_id)}/resume", admin=True)))
 
     @operation
     def delete(self, tenant_id: str) -> Steps[Deleted]:
         """Deletes a tenant, and cancels its requests. The server then erases its data; see `erasure`."""
-        return (yield from self._read(Deleted, Call("DELETE", _tenant_path(tenant_id), admin=True)))
+        return (yield from self._read(Deleted, Call("DELETE", tenant_path(tenant_id), admin=True)))
 
     @operation
     def erasure(self, tenant_id: str) -> Steps[TenantErasure]:
         """Reads how far the erasure of a deleted tenant is. The field `status` is `done` when nothing is left."""
-        return (yield from self._read(TenantErasure, Call("GET", f"{_tenant_path(tenant_id)}/erasure", admin=True)))
+        return (yield from self._read(TenantErasure, Call("GET", f"{tenant_path(tenant_id)}/erasure", admin=True)))
 
 
 class Keys(Resource[R]):
@@ -105,12 +111,12 @@ class Keys(Resource[R]):
             allowed_ips=None if allowed_ips is None else list(allowed_ips),
             expires_at=expires_at,
         )
-        call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
+        call = Call("POST", f"{tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
         return (yield from self._read(TenantKey, call))
 
     @operation
     def list(self, tenant_id: str) -> Steps[Page[TenantKey]]:
-        return (yield from self._page(TenantKey, Call("GET", f"{_tenant_path(tenant_id)}/keys", admin=True)))
+        return (yield from self._page(TenantKey, Call("GET", f"{tenant_path(tenant_id)}/keys", admin=True)))
 
     @operation
     def rotate(
@@ -121,29 +127,15 @@ class Keys(Resource[R]):
         The old key ends after `overlap_s` seconds, by default at once. The new key ends at `expires_at`, by default
         when the old key would have ended.
         """
-        path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
+        path = f"{tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
         body = _given(overlap_s=overlap_s, expires_at=expires_at)
         return (yield from self._read(TenantKey, Call("POST", path, json=body, admin=True, creates=True)))
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
         """Revokes an API key. The key never works again, but the list of keys still shows it."""
-        path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
+        path = f"{tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
-
-
-class Quotas(Resource[R]):
-    """Reads and sets a tenant's limits. Sends requests to `/v1/admin/tenants/{id}/quota`."""
-
-    @operation
-    def get(self, tenant_id: str) -> Steps[Quota]:
-        return (yield from self._read(Quota, Call("GET", f"{_tenant_path(tenant_id)}/quota", admin=True)))
-
-    @operation
-    def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
-        """Replaces all limits of a tenant. The server removes each limit that you leave out."""
-        call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
-        return (yield from self._read(Quota, call))
 
 
 class Modes(Resource[R]):
@@ -227,6 +219,14 @@ class Admin(Resource[R]):
     @property
     def quotas(self) -> Quotas[R]:
         return Quotas(self._runtime)
+
+    @property
+    def organisations(self) -> Organisations[R]:
+        return Organisations(self._runtime)
+
+    @property
+    def webhooks(self) -> Webhooks[R]:
+        return Webhooks(self._runtime)
 
     @property
     def modes(self) -> Modes[R]:

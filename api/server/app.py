@@ -41,6 +41,7 @@ from graftwork.api.routes import (
     tokenization,
     usage,
 )
+from graftwork.api.routes.tenancy import organisations, quotas, webhooks
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.settings.settings import Settings
@@ -76,7 +77,9 @@ _ROUTERS = (
     timelines.switches_router,
     admin.tenants_router,
     admin.keys_router,
-    admin.quota_router,
+    organisations.router,
+    quotas.router,
+    webhooks.router,
     admin.reports_router,
     console.pages_router,
     console.session_router,

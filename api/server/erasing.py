@@ -1,10 +1,10 @@
 """Says what is erased of a deleted tenant, besides the rows of `platform/tenancy`: its sessions, adapters, files,
-batches, cached KV,
-timelines, the checks of its schemas, and the names in its usage records.
+batches, cached KV, timelines, the checks of its schemas, the names in its usage records, and its webhook with its alerts.
 """
 
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.server.foundation import Foundation
+from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.batches.batches import BatchKeeper
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.tenancy.erasure import TenantErasure
@@ -34,5 +34,6 @@ def tenant_erasure(
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,
             "names in usage records": UsageMeter(base.database).erase,
+            "webhooks": Webhooks(base.database, base.clock, inference.pepper).erase,
         },
     )

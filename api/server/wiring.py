@@ -6,7 +6,7 @@ left running.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
+from graftwork.api.server.alerting import send_alerts
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
@@ -38,6 +39,7 @@ from graftwork.api.server.late_erasure import LateErasure
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
@@ -154,13 +156,14 @@ async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources)
         base.database, resources.account.registry.rollouts, base.activity.outcomes, base.lease.gateway_id, base.clock
     )
     await stack.enter_async_context(repeating(rollouts.tick, TICK_S, "advancing roll-outs"))
+    await send_alerts(stack, base, resources.admin.pepper)
 
 
 async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
     """Ends and removes what is over, now and then."""
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
-    sweeps = {
+    sweeps: dict[str, Callable[[], Awaitable[object]]] = {
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,
@@ -168,6 +171,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "batches": resources.batches.batches.sweep,
         "files": resources.batches.files.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
+        "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
     }
     for name, sweep in sweeps.items():
         await sweep()
@@ -253,7 +257,7 @@ def _inference_resources(base: Foundation, tenants: _TenantServices, served: Ser
         registry=_registry(base),
         generator=served.generator,
         accounting=Accounting(
-            tenants.tenancy.limits_of_active,
+            tenants.tenancy.limits.of_active,
             tenants.quotas,
             backlog,
             base.telemetry,
@@ -317,6 +321,7 @@ def _admin_resources(
         description=inference.description,
         erasure=tenant_erasure(base, inference, sessions, batches.batches),
         modes=tenants.modes,
+        webhooks=Webhooks(base.database, base.clock, tenants.pepper),
         switchboard=base.tracing.switchboard,
         tasks=inference.tasks,
     )

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0025_batches"
-down_revision = "0023_engine_work"
+down_revision = "0024_limits"
 branch_labels = None
 depends_on = None
 
@@ -72,12 +72,14 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_batch_answers_tenant_id", "batch_answers", ["tenant_id"])
-    op.add_column("quotas", sa.Column("max_file_bytes", sa.BigInteger(), nullable=True))
+    for table in ("quotas", "owner_quotas"):
+        op.add_column(table, sa.Column("max_file_bytes", sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("quotas") as quotas:
-        quotas.drop_column("max_file_bytes")
+    for table in ("quotas", "owner_quotas"):
+        with op.batch_alter_table(table) as quotas:
+            quotas.drop_column("max_file_bytes")
     op.drop_table("batch_answers")
     op.drop_table("batches")
     op.drop_table("files")

@@ -22,7 +22,33 @@ class Tenant(Answer):
     weight: float
     """The tenant's weight when tenants compete for the engine. A tenant with twice the weight gets twice the share."""
     service_tier_ceiling: str
+    organisation_id: str | None
+    """The organisation that the tenant belongs to. Null means none."""
     created_at: int
+
+
+class Organisation(Answer):
+    """A group of tenants that share limits."""
+
+    id: str
+    object: Literal["organisation"] = "organisation"
+    name: str
+    created_at: int
+
+
+class Webhook(Answer):
+    """Where the alerts of an organisation or a tenant are sent.
+
+    `secret` is the key of the signatures. Only the answer that sets the webhook has this field.
+    """
+
+    id: str
+    object: Literal["webhook"] = "webhook"
+    owner_id: str
+    """The id of the organisation or tenant."""
+    url: str
+    created_at: int
+    secret: str | None = absent()
 
 
 class TenantErasure(Answer):
@@ -72,10 +98,14 @@ MAX_LIMIT = 2**53
 """The largest limit. Every JSON reader keeps integers up to this number exactly."""
 
 Limit = Annotated[int | None, Field(ge=0, le=MAX_LIMIT)]
+BUDGET_PATTERN = r"^[0-9]{1,10}(\.[0-9]{1,6})?$"
+Budget = Annotated[str | None, Field(pattern=BUDGET_PATTERN)]
 
 
 class Quota(Answer):
-    """The limits of one tenant. If a limit is null, there is no limit. If it is 0, nothing is allowed."""
+    """The limits of an organisation, a tenant, a key or an end user. If a limit is null, there is no limit. If it is 0,
+    nothing is allowed.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -107,6 +137,14 @@ class Quota(Answer):
     """The most prompt and completion tokens per calendar month in UTC. Used tokens, and reserved tokens of running
     requests, count together.
     """
+    monthly_budget: Budget = None
+    """The most that the requests of a calendar month in UTC may cost, as decimal text such as `"100.00"`. The cost of
+    what is used, and the highest cost of the tokens of running requests, count together.
+    """
+    soft_budget: Budget = None
+    """The cost of a calendar month from which on an alert is sent to the webhook. No request is refused."""
+    currency: Annotated[str | None, Field(pattern=r"^[A-Z]{3}$")] = None
+    """The currency of the budgets, such as `USD`. Requests with prices in another currency are refused."""
 
 
 class QuotaLimits(TypedDict, total=False):
@@ -123,6 +161,9 @@ class QuotaLimits(TypedDict, total=False):
     max_host_kv_bytes: int | None
     max_file_bytes: int | None
     monthly_tokens: int | None
+    monthly_budget: str | None
+    soft_budget: str | None
+    currency: str | None
 
 
 class AuditEntry(Answer):

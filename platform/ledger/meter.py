@@ -5,19 +5,25 @@ its tenant is erased: then its adapter loses its name.
 Invariant: if the same request id is recorded twice, the second call changes nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from graftwork.platform.database import Database
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.platform.ledger import repository
+from graftwork.platform.ledger.spend_rows import drop_spend_before, erase_spend, find_spent
 from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.quotas.budget import Spent
+from graftwork.platform.quotas.quota import month_of
 from graftwork.platform.tenancy.principals import TenantScope
 
 _ERASED_PER_TRANSACTION = 1_000
+_KEPT_S = 40 * 86_400.0
+"""How long what was used in a month is kept: the present month, and the one before it."""
 
 
 class UsageMeter:
-    """Writes and reads the usage ledger, the table with the usage of every request. Implements `TokenLedger` for
+    """Writes and reads the usage ledger, the table with the usage of every request. Implements `SpendLedger` for
     monthly limits.
     """
 
@@ -58,17 +64,21 @@ class UsageMeter:
         async with self._database.read() as session:
             return await repository.sum_sessions(session, tenant_id, session_ids)
 
-    async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
-        or later.
+    async def spent(self, owner_ids: Sequence[str], month: str) -> Mapping[str, Spent]:
+        """Returns what owners of limits have used in a month such as `2026-11`; owners without use are left out."""
+        return await self._database.read_few(partial(find_spent, owner_ids=owner_ids, month=month))
 
-        `start` is in seconds since the Unix epoch.
-        """
-        async with self._database.read() as session:
-            return await repository.sum_tokens(session, tenant_id, start)
+    async def drop_old_months(self, now: float) -> None:
+        """Removes what owners had used in months before the last one. The ledger keeps the requests themselves."""
+        async with self._database.write() as session:
+            await drop_spend_before(session, month_of(now - _KEPT_S))
 
     async def erase(self, scope: TenantScope) -> bool:
-        """Erases the names of a deleted tenant's adapters. The records stay without them. Returns True."""
+        """Erases the names of a deleted tenant's adapters, and what it and its end users have used this month. The records
+        stay without them. Returns True.
+        """
+        async with self._database.write() as session:
+            await erase_spend(session, scope)
         num_rows = _ERASED_PER_TRANSACTION
         while num_rows == _ERASED_PER_TRANSACTION:
             async with self._database.write() as session:

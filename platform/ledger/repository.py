@@ -10,6 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import SessionId, TenantId
+from graftwork.platform.ledger.spend_rows import add_spend
 from graftwork.platform.ledger.tables import UsageRow
 from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary, Work
 from graftwork.platform.prices.rates import Cost, Quantities
@@ -45,7 +46,8 @@ _HALF = 10**9
 
 
 async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
-    """Adds the usage of one request to the ledger, the table with the usage of every request.
+    """Adds the usage of one request to the ledger, the table with the usage of every request, and to what its owners have
+    used in the month. Let nothing that can wait follow in the transaction: other requests may wait for its rows.
 
     Returns True. If the request was recorded before, changes nothing and returns False.
     """
@@ -53,7 +55,10 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
     values |= {"cost_atoms": event.cost.atoms, "kv_cost_atoms": event.cost.kv_atoms}
     if event.adapter is not None:
         values |= _adapter_names(event.tenant_id, {"model": event.model, "adapter": event.adapter})
-    return await insert_once(session, UsageRow, values)
+    if not await insert_once(session, UsageRow, values):
+        return False
+    await add_spend(session, event)
+    return True
 
 
 async def has_usage(session: ReadSession, tenant_id: TenantId, request_id: str) -> bool:
@@ -103,12 +108,6 @@ def _summary(group: str | None, currency: str | None, requests: int, sums: Seque
     used = Quantities(prompt - cached, cached - host - disk, host, disk, completion, kv, adapter_bytes)
     costs = {} if currency is None else {currency: Cost(atoms, kv_atoms)}
     return UsageSummary(group, requests, used, costs, work)
-
-
-async def sum_tokens(session: ReadSession, tenant_id: TenantId, start: float) -> int:
-    tokens = func.sum(UsageRow.prompt_tokens + UsageRow.completion_tokens)
-    total = await session.scalar(select(tokens).where(UsageRow.tenant_id == tenant_id, UsageRow.at >= start))
-    return int(total or 0)
 
 
 async def erase_adapter_names(session: WriteSession, tenant_id: TenantId, limit: int) -> int:

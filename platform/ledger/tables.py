@@ -1,6 +1,6 @@
 """Defines the SQL table of the usage ledger. All times are seconds since the Unix epoch."""
 
-from sqlalchemy import BigInteger, Float, Index, String, text
+from sqlalchemy import BigInteger, Float, Index, Integer, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
@@ -49,3 +49,32 @@ class UsageRow(Base):
     """
     kv_cost_atoms: Mapped[int] = mapped_column(BigInteger, server_default="0")
     """The part of the cost for KV."""
+    organisation_id: Mapped[str | None] = mapped_column(String(64))
+    """The organisation that the tenant belonged to when the request began; NULL for none."""
+    end_user_id: Mapped[str | None] = mapped_column(String(64))
+    """The end user that the request named, as a digest; NULL for none."""
+
+
+class MonthlySpendRow(Base):
+    """A part of what one owner of limits has used in one month: the sum of the parts (shards) is what it has used.
+
+    A row of the usage ledger is added to one part of each of its owners, in the same transaction. With several parts,
+    requests that end at the same time rarely wait for each other.
+    """
+
+    __tablename__ = "monthly_spend"
+
+    owner_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """The id of an organisation, a tenant, a key or an end user."""
+    month: Mapped[str] = mapped_column(String(7), primary_key=True, index=True)
+    """The month of `UsageRow.day`, as `2026-11`."""
+    currency: Mapped[str] = mapped_column(String(3), primary_key=True)
+    """The currency of the cost; empty for requests without a price."""
+    shard: Mapped[int] = mapped_column(Integer, primary_key=True)
+    tenant_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    """The tenant of the owner; NULL for an organisation."""
+    requests: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cost_high: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """The cost in 10⁹ atoms, and in the next column the rest in atoms: together they may need more than 64 bits."""
+    cost_low: Mapped[int] = mapped_column(BigInteger, server_default="0")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from graftwork.platform.errors import GraftworkError
-from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
+from graftwork.platform.ids import EndUserId, KeyId, OrganisationId, RequestId, SessionId, TenantId
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.prices.rates import NO_COST, NO_USE, Cost, Quantities
 
@@ -106,6 +106,16 @@ class UsageEvent:
     price_id: str | None = None
     """The price list of the request; None if it has no price."""
     cost: Cost = NO_COST
+    currency: str | None = None
+    """The currency of the price list; None if the request has no price."""
+    organisation_id: OrganisationId | None = None
+    """The organisation that the tenant belonged to when the request began."""
+    end_user_id: EndUserId | None = None
+    """The end user that the request named, as a digest."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
     @property
     def quantities(self) -> Quantities:
@@ -124,7 +134,8 @@ class UsageEvent:
         """Returns the record with a price list, and with the cost of what the request used so far."""
         if prices is None:
             return self
-        return replace(self, price_id=prices.price_id, cost=prices.rates.cost(self.quantities))
+        cost = prices.rates.cost(self.quantities)
+        return replace(self, price_id=prices.price_id, cost=cost, currency=prices.currency)
 
     @property
     def day(self) -> str:

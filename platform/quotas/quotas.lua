@@ -1,28 +1,31 @@
--- One tenant's limits, checked and counted in one step, so that no two gateways can both take the last place.
+-- The limits of one request, of all its owners (organisation, tenant, key, end user), checked and counted in one step:
+-- no two gateways can both take the last place, and a request counts for all its owners or for none.
 --
--- KEYS  1 log      sorted set, reservation -> when it was made: the last minute, oldest first
+-- KEYS  eight for each owner, the widest first. All have one hash tag, so that Redis Cluster keeps them in one slot.
+--       1 log      sorted set, reservation -> when it was made: the last minute, oldest first
 --       2 tokens   hash, reservation -> its tokens in the log
 --       3 running  sorted set, reservation -> when the lease of its slot ends, unless its gateway renews it
 --       4 held     hash, reservation -> the tokens it holds while it runs
---       5 sums     hash: `window` is the sum of 2, `held` the sum of 4, `answers` the sum of 6
+--       5 sums     hash: `window` is the sum of 2, `held` of 4, `answers` of 6, `cost` of 8
 --       6 answers  hash, reservation -> the answers that it generates while it runs
 --       7 ended    sorted set, reservation -> until when a late command for it is ignored
+--       8 costs    hash, reservation -> the highest cost that it may have, in 10^-9 of a currency
 -- ARGV  1 verb, 2 time or '' for this server's own, 3 window, 4 length of a lease, then
---       for `reserve`: 5 reservation, 6 tokens, 7 requests_per_minute, 8 tokens_per_minute,
---       9 max_concurrent_requests, each '' for none, 10 answers
+--       for `reserve`: 5 reservation, 6 tokens, 7 answers, 8 cost, and then for each owner: requests_per_minute,
+--       tokens_per_minute, max_concurrent_requests, each '' for none
 --       for `settle` and `refund`: 5 reservation, 6 tokens or ''
---       for `renew`: 5.. reservation, tokens, answers, of each reservation that runs
+--       for `renew`: 5.. reservation, tokens, answers, cost, of each reservation that runs
 --
--- Times are whole microseconds: exact in a double, and printed by `whole`, since tostring would round them.
+-- Times are whole microseconds: exact in a double, and printed by `whole`, since tostring would round them. Costs stay
+-- text: a double would lose digits.
 -- `settle` and `refund` answer 1 when they ended the reservation, 0 when it had ended before.
 -- `renew` answers how many of the reservations had lost their slots. They run, so they get their slots back, even
 -- above the limit.
 -- A command that a stall delayed can come after the end of its reservation. It changes nothing then.
 
-local log, tokens_of, running, held_of, sums, answers_of = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local ended = KEYS[7]
 local verb, window, lease, id = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local SLOT_RETRY = 1000000
+local KEYS_OF_OWNER = 8
 
 local function whole(number)
   return string.format('%.0f', number)
@@ -38,150 +41,190 @@ end
 
 local now = current_time()
 
--- Take a reservation out of one of the two pairs of a sorted set and a hash.
-local function drop(set, hash, sum, member)
-  -- 0 - x, for -x of 0 is printed as -0, which is no integer
-  redis.call('HINCRBY', sums, sum, whole(0 - tonumber(redis.call('HGET', hash, member))))
-  redis.call('HDEL', hash, member)
-  redis.call('ZREM', set, member)
+local owners = {}
+for first = 1, #KEYS, KEYS_OF_OWNER do
+  owners[#owners + 1] = {
+    log = KEYS[first], tokens = KEYS[first + 1], running = KEYS[first + 2], held = KEYS[first + 3],
+    sums = KEYS[first + 4], answers = KEYS[first + 5], ended = KEYS[first + 6], costs = KEYS[first + 7],
+  }
+end
+
+local function negated(text)
+  return text == '0' and '0' or '-' .. text
+end
+
+-- Take a reservation out of a hash, and out of the sum of the hash. It may be missing: an earlier version had fewer.
+local function drop(owner, hash, sum, member)
+  local amount = redis.call('HGET', hash, member)
+  if amount then
+    redis.call('HINCRBY', owner.sums, sum, negated(amount))
+    redis.call('HDEL', hash, member)
+  end
+end
+
+local function put(owner, hash, sum, member, amount)
+  redis.call('HSET', hash, member, amount)
+  redis.call('HINCRBY', owner.sums, sum, amount)
+end
+
+-- Take a reservation out of the last minute.
+local function forget(owner, member)
+  drop(owner, owner.tokens, 'window', member)
+  redis.call('ZREM', owner.log, member)
+end
+
+local function remember(owner, member, at, tokens)
+  redis.call('ZADD', owner.log, whole(at), member)
+  put(owner, owner.tokens, 'window', member, tokens)
 end
 
 -- Take a reservation out of those that run.
-local function stop(member)
-  drop(running, held_of, 'held', member)
-  local answers = redis.call('HGET', answers_of, member) or 0 -- none for one of an earlier version
-  redis.call('HINCRBY', sums, 'answers', whole(0 - tonumber(answers)))
-  redis.call('HDEL', answers_of, member)
-end
-
-local function put(set, hash, sum, member, score, tokens)
-  redis.call('ZADD', set, whole(score), member)
-  redis.call('HSET', hash, member, tokens)
-  redis.call('HINCRBY', sums, sum, tokens)
+local function stop(owner, member)
+  drop(owner, owner.held, 'held', member)
+  drop(owner, owner.answers, 'answers', member)
+  drop(owner, owner.costs, 'cost', member)
+  redis.call('ZREM', owner.running, member)
 end
 
 -- Take a slot for each of a reservation's answers.
-local function start(member, tokens, answers)
-  put(running, held_of, 'held', member, now + lease, whole(tokens))
-  redis.call('HSET', answers_of, member, whole(answers))
-  redis.call('HINCRBY', sums, 'answers', whole(answers))
+local function start(owner, member, tokens, answers, cost)
+  redis.call('ZADD', owner.running, whole(now + lease), member)
+  put(owner, owner.held, 'held', member, tokens)
+  put(owner, owner.answers, 'answers', member, answers)
+  if cost ~= '0' then
+    put(owner, owner.costs, 'cost', member, cost)
+  end
 end
 
 local function older(set, limit)
   return ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', whole(limit)))
 end
 
-local function sum_of(name)
-  return tonumber(redis.call('HGET', sums, name) or '0')
+local function sum_of(owner, name)
+  return tonumber(redis.call('HGET', owner.sums, name) or '0')
 end
 
 -- When the log's entry at `index` (0 is the oldest) leaves the window; nil where there is none.
-local function leaves_in(index)
-  local entry = redis.call('ZRANGE', log, index, index, 'WITHSCORES')
+local function leaves_in(owner, index)
+  local entry = redis.call('ZRANGE', owner.log, index, index, 'WITHSCORES')
   return entry[2] and tonumber(entry[2]) + window - now
 end
 
-local function until_tokens(allowed)
-  local left = sum_of('window')
-  for index, member in ipairs(redis.call('ZRANGE', log, 0, -1)) do
-    left = left - tonumber(redis.call('HGET', tokens_of, member))
+local function until_tokens(owner, allowed)
+  local left = sum_of(owner, 'window')
+  for index, member in ipairs(redis.call('ZRANGE', owner.log, 0, -1)) do
+    left = left - tonumber(redis.call('HGET', owner.tokens, member))
     if left <= allowed then
-      return leaves_in(index - 1)
+      return leaves_in(owner, index - 1)
     end
   end
 end
 
--- Answers {limit or '', wait or '' for never, requests, tokens, empty in, held tokens}.
-local function standing(limit, wait)
-  return {
-    limit,
-    wait == math.huge and '' or whole(wait),
-    redis.call('ZCARD', log),
-    whole(sum_of('window')),
-    whole(leaves_in(-1) or 0),
-    whole(sum_of('held')),
-  }
+-- Answers {owner that refuses or 0, limit or '', wait or '' for never}, and for each owner {requests, tokens, empty in,
+-- held tokens, held cost}.
+local function standing(owner, limit, wait)
+  local answer = { owner, limit, wait == math.huge and '' or whole(wait) }
+  for _, one in ipairs(owners) do
+    answer[#answer + 1] = redis.call('ZCARD', one.log)
+    answer[#answer + 1] = whole(sum_of(one, 'window'))
+    answer[#answer + 1] = whole(leaves_in(one, -1) or 0)
+    answer[#answer + 1] = whole(sum_of(one, 'held'))
+    answer[#answer + 1] = redis.call('HGET', one.sums, 'cost') or '0'
+  end
+  return answer
 end
 
-local function reserve(tokens, max_requests, max_tokens, max_running, answers)
-  if redis.call('ZSCORE', running, id) or redis.call('ZSCORE', ended, id) then
-    return standing('', 0) -- the client sends again what it got no answer for, or has undone it already
+local function reserve(tokens, answers, cost)
+  if redis.call('ZSCORE', owners[1].running, id) or redis.call('ZSCORE', owners[1].ended, id) then
+    return standing(0, '', 0) -- the client sends again what it got no answer for, or has undone it already
   end
-  local binding, longest = '', 0
-  -- A wait of nil never ends; the longest wait is the one worth telling.
-  local function refuse(limit, wait)
-    wait = wait or math.huge
-    if binding == '' or wait > longest then
-      binding, longest = limit, wait
+  local refusing, binding, longest = 0, '', 0
+  for index, owner in ipairs(owners) do
+    -- A wait of nil never ends; the longest wait is the one worth telling, and of equal ones the widest owner's.
+    local function refuse(limit, wait)
+      wait = wait or math.huge
+      if binding == '' or wait > longest then
+        refusing, binding, longest = index, limit, wait
+      end
     end
-  end
-  local requests = redis.call('ZCARD', log)
-  if max_requests and requests >= max_requests then
-    refuse('requests_per_minute', max_requests > 0 and leaves_in(requests - max_requests))
-  end
-  if max_tokens and sum_of('window') + tokens > max_tokens then
-    refuse('tokens_per_minute', tokens <= max_tokens and until_tokens(max_tokens - tokens))
-  end
-  if max_running and sum_of('answers') + answers > max_running then
-    refuse('max_concurrent_requests', answers <= max_running and SLOT_RETRY)
+    local first = 9 + 3 * (index - 1)
+    local max_requests, max_tokens = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
+    local max_running = tonumber(ARGV[first + 2])
+    local requests = redis.call('ZCARD', owner.log)
+    if max_requests and requests >= max_requests then
+      refuse('requests_per_minute', max_requests > 0 and leaves_in(owner, requests - max_requests))
+    end
+    if max_tokens and sum_of(owner, 'window') + tokens > max_tokens then
+      refuse('tokens_per_minute', tokens <= max_tokens and until_tokens(owner, max_tokens - tokens))
+    end
+    if max_running and sum_of(owner, 'answers') + answers > max_running then
+      refuse('max_concurrent_requests', answers <= max_running and SLOT_RETRY)
+    end
   end
   if binding == '' then
-    put(log, tokens_of, 'window', id, now, whole(tokens))
-    start(id, tokens, answers)
+    for _, owner in ipairs(owners) do
+      remember(owner, id, now, whole(tokens))
+      start(owner, id, whole(tokens), whole(answers), cost)
+    end
   end
-  return standing(binding, longest)
+  return standing(refusing, binding, longest)
 end
 
 -- Renew the lease of each reservation that has not ended.
 local function renew()
   local lapsed = 0
-  for index = 5, #ARGV, 3 do
-    local member = ARGV[index]
-    if redis.call('ZSCORE', running, member) then
-      redis.call('ZADD', running, whole(now + lease), member)
-    elseif not redis.call('ZSCORE', ended, member) then
-      start(member, tonumber(ARGV[index + 1]), tonumber(ARGV[index + 2]))
-      lapsed = lapsed + 1
+  for index = 5, #ARGV, 4 do
+    local member, is_lapsed = ARGV[index], 0
+    for _, owner in ipairs(owners) do
+      if redis.call('ZSCORE', owner.running, member) then
+        redis.call('ZADD', owner.running, whole(now + lease), member)
+      elseif not redis.call('ZSCORE', owner.ended, member) then
+        start(owner, member, ARGV[index + 1], ARGV[index + 2], ARGV[index + 3])
+        is_lapsed = 1
+      end
     end
+    lapsed = lapsed + is_lapsed
   end
   return lapsed
 end
 
 -- The first call ends the reservation; `actual` of nil takes it out of the log as well.
-local function finish(actual)
-  if redis.call('ZSCORE', ended, id) then
+local function finish(owner, actual)
+  if redis.call('ZSCORE', owner.ended, id) then
     return 0
   end
-  redis.call('ZADD', ended, whole(now + lease), id)
-  if redis.call('ZSCORE', running, id) then
-    stop(id)
+  redis.call('ZADD', owner.ended, whole(now + lease), id)
+  if redis.call('ZSCORE', owner.running, id) then
+    stop(owner, id)
   end
-  local made_at = redis.call('ZSCORE', log, id)
+  local made_at = redis.call('ZSCORE', owner.log, id)
   if made_at then
-    drop(log, tokens_of, 'window', id)
+    forget(owner, id)
     if actual then
-      put(log, tokens_of, 'window', id, tonumber(made_at), whole(actual))
+      remember(owner, id, tonumber(made_at), whole(actual))
     end
   end
   return 1
 end
 
-for _, member in older(log, now - window) do
-  drop(log, tokens_of, 'window', member)
+for _, owner in ipairs(owners) do
+  for _, member in older(owner.log, now - window) do
+    forget(owner, member)
+  end
+  for _, member in older(owner.running, now) do
+    stop(owner, member)
+  end
+  redis.call('ZREMRANGEBYSCORE', owner.ended, '-inf', whole(now))
 end
-for _, member in older(running, now) do
-  stop(member)
-end
-redis.call('ZREMRANGEBYSCORE', ended, '-inf', whole(now))
-local answer
+local answer = 0
 if verb == 'reserve' then
-  answer = reserve(
-    tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-  )
+  answer = reserve(tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8])
 elseif verb == 'renew' then
   answer = renew()
 else
-  answer = finish(tonumber(ARGV[6]))
+  for _, owner in ipairs(owners) do
+    answer = finish(owner, tonumber(ARGV[6]))
+  end
 end
 for _, key in ipairs(KEYS) do
   redis.call('PEXPIRE', key, whole((window + lease) / 1000 + 1000))

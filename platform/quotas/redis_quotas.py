@@ -1,7 +1,8 @@
-"""Counts in Redis how much of its limits each tenant has used. The counts are exact for any number of gateways.
+"""Counts in Redis how much of its limits each owner of limits has used. The counts are exact for any number of gateways.
 
-One Lua script (quotas.lua) checks and counts in one step. It uses the time of Redis, so the clocks of the gateways do
-not matter. Each answer of a running request takes one of the slots that its tenant's limit of running requests allows.
+One Lua script (quotas.lua) checks and counts for all owners of a request in one step. It uses the time of Redis, so the
+clocks of the gateways do not matter. Each answer of a running request takes one of the slots that the limits of running
+requests allow. All keys of an organisation and its tenants, or of a tenant without one, have one hash tag.
 
 A slot is a lease: `keep_alive` renews it while the request runs. If a gateway dies, its slots become free when their
 leases end. If Redis forgets a running request, because it stalled or was emptied, the next renewal counts it again.
@@ -17,24 +18,19 @@ from dataclasses import dataclass
 from importlib.resources import files
 from weakref import WeakValueDictionary
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.asyncio import RedisCluster
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import InvalidRequest, Unavailable
-from graftwork.platform.ids import TenantId, new_id
-from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
+from graftwork.platform.errors import Unavailable
+from graftwork.platform.ids import new_id
+from graftwork.platform.quotas.budget import MonthlyBudget, Reserved, ReservedCost, SpendLedger
+from graftwork.platform.quotas.limits import Limits
+from graftwork.platform.quotas.quota import WINDOW_S, Standing
+from graftwork.platform.quotas.redis_connection import LIMITS_UNAVAILABLE, REDIS_ERRORS, AnyRedis, connect, not_usable
 
 LEASE_S = 30.0
 ANSWER_WITHIN_S = 5.0
-LIMITS_UNAVAILABLE = "limits_unavailable"
-"""The code of the error when Redis does not answer."""
-
-_KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended")
-_MAX_CONNECTIONS = 32
-_CONNECTION_WAIT_S = 20.0
+_KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended", "costs")
 _MAX_UNCONFIRMED = 10_000
 """The most ends of reservations that are kept to be sent again. Without them, the slots become free with their leases."""
 
@@ -43,17 +39,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One call of quotas.lua: what it does, for which tenant, and the arguments that follow those of every call."""
+    """One call of quotas.lua: what it does, for which owners, and the arguments that follow those of every call."""
 
     verb: str
-    tenant_id: TenantId
+    owners: "_Owners"
     arguments: tuple[str, ...]
 
 
-class _Script:
-    """Runs quotas.lua for any tenant. Times are in whole microseconds."""
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """Whose counts a request is in. `group_id` is the hash tag of their keys."""
 
-    def __init__(self, redis: Redis, prefix: str, lease_s: float, clock: Clock | None) -> None:
+    group_id: str
+    owner_ids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, limits: Limits) -> "_Owners":
+        return cls(limits.group_id, tuple(owner.owner_id for owner in limits.owners))
+
+    def keys(self, prefix: str) -> list[str]:
+        """Returns the keys of quotas.lua. The owner whose id is the hash tag has the names that it always had."""
+        return [
+            f"{prefix}quota:{{{self.group_id}}}:{'' if owner_id == self.group_id else owner_id + ':'}{name}"
+            for owner_id in self.owner_ids
+            for name in _KEY_NAMES
+        ]
+
+
+class _Script:
+    """Runs quotas.lua for any owners. Times are in whole microseconds."""
+
+    def __init__(self, redis: AnyRedis, prefix: str, lease_s: float, clock: Clock | None) -> None:
         source = files("graftwork").joinpath("platform", "quotas", "quotas.lua").read_text()
         self._redis = redis
         self._run = redis.register_script(source)
@@ -69,6 +85,10 @@ class _Script:
 
     async def run_all(self, commands: Sequence[_Command]) -> None:
         """Runs commands in their order, with few messages to Redis. Raises Unavailable when Redis does not answer."""
+        if isinstance(self._redis, RedisCluster):  # its pipelines know no scripts
+            for command in commands:
+                await self(command)
+            return
         with _redis_errors():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for command in commands:
@@ -76,7 +96,7 @@ class _Script:
                 await pipeline.execute()
 
     def _keys(self, command: _Command) -> list[str]:
-        return [f"{self._prefix}quota:{{{command.tenant_id}}}:{name}" for name in _KEY_NAMES]
+        return command.owners.keys(self._prefix)
 
     def _arguments(self, command: _Command) -> list[str]:
         now = "" if self._clock is None else _microseconds(self._clock.monotonic())
@@ -87,7 +107,7 @@ class _Script:
 def _redis_errors() -> Iterator[None]:
     try:
         yield
-    except RedisError as error:
+    except REDIS_ERRORS as error:
         message = "The limits cannot be checked at present; send the request again shortly."
         raise Unavailable(message, code=LIMITS_UNAVAILABLE, retry_after_s=1.0) from error
 
@@ -97,21 +117,23 @@ class RedisReservation:
     """One request's reservation in `RedisQuotaKeeper`. Implements `Reservation`."""
 
     entry_id: str
-    tenant_id: TenantId
+    owners: _Owners
     tokens: int
     answers: int
-    quota: Quota
-    standing: Standing
+    nanos: int
+    limits: Limits
+    standings: tuple[Standing, ...]
+    """One for each owner; none for a request that was admitted without Redis."""
     leases: "_Leases"
 
     def rate_limit_headers(self) -> dict[str, str]:
-        return self.standing.headers(self.quota)
+        return self.limits.headers(self.standings)
 
     async def settle(self, actual_tokens: int) -> None:
-        await self.leases.end(self, _Command("settle", self.tenant_id, (self.entry_id, str(actual_tokens))))
+        await self.leases.end(self, _Command("settle", self.owners, (self.entry_id, str(actual_tokens))))
 
     async def refund(self) -> None:
-        await self.leases.end(self, _Command("refund", self.tenant_id, (self.entry_id, "")))
+        await self.leases.end(self, _Command("refund", self.owners, (self.entry_id, "")))
 
 
 class _Leases:
@@ -142,13 +164,13 @@ class _Leases:
         try:
             await self._script(command)
         except Unavailable:
-            logger.warning("quota %s waits", command.verb, extra={"tenant_id": command.tenant_id}, exc_info=True)
+            logger.warning("quota %s waits", command.verb, extra={"owners": command.owners.owner_ids}, exc_info=True)
         else:
             self._unconfirmed.pop(reservation.entry_id, None)
 
-    def undo(self, entry_id: str, tenant_id: TenantId) -> None:
+    def undo(self, entry_id: str, owners: _Owners) -> None:
         """Lets `keep_alive` end a reservation that Redis may have made. Its request is not served."""
-        self._remember(entry_id, _Command("refund", tenant_id, (entry_id, "")))
+        self._remember(entry_id, _Command("refund", owners, (entry_id, "")))
 
     async def keep_alive(self) -> None:
         """Renews the leases of all reservations that run, and sends the unconfirmed ends again.
@@ -156,10 +178,10 @@ class _Leases:
         Raises Unavailable when Redis does not answer.
         """
         ends = dict(self._unconfirmed)
-        renewals: dict[TenantId, list[str]] = defaultdict(list)
-        for entry_id, reservation in tuple(self._running.items()):
-            renewals[reservation.tenant_id] += [entry_id, str(reservation.tokens), str(reservation.answers)]
-        commands = [_Command("renew", tenant_id, tuple(entries)) for tenant_id, entries in renewals.items()]
+        renewals: dict[_Owners, list[str]] = defaultdict(list)
+        for entry_id, running in tuple(self._running.items()):
+            renewals[running.owners] += [entry_id, str(running.tokens), str(running.answers), str(running.nanos)]
+        commands = [_Command("renew", owners, tuple(entries)) for owners, entries in renewals.items()]
         if ends or commands:
             await self._script.run_all([*commands, *ends.values()])
         for entry_id in ends:
@@ -179,7 +201,7 @@ class RedisQuotaKeeper:
         redis_url: str,
         prefix: str,
         clock: Clock,
-        ledger: TokenLedger,
+        ledger: SpendLedger,
         *,
         lease_s: float = LEASE_S,
         answer_within_s: float = ANSWER_WITHIN_S,
@@ -191,7 +213,7 @@ class RedisQuotaKeeper:
         within `answer_within_s` seconds is sent once more, and then fails. Raises InvalidRequest if `redis_url` is no
         address of Redis.
         """
-        self._redis = _connect(redis_url, answer_within_s)
+        self._redis = connect(redis_url, answer_within_s)
         self._script = _Script(self._redis, prefix, lease_s, window_clock)
         self._leases = _Leases(self._script)
         self._budget = MonthlyBudget(ledger, clock)
@@ -200,11 +222,8 @@ class RedisQuotaKeeper:
         """Checks that Redis answers. Raises Unavailable with the reason if it does not."""
         try:
             await self._redis.ping()
-        except (RedisError, OSError) as error:
-            raise Unavailable(
-                f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
-                code=LIMITS_UNAVAILABLE,
-            ) from error
+        except REDIS_ERRORS as error:
+            raise not_usable(error) from error
 
     async def is_reachable(self) -> bool:
         """Returns whether Redis answers."""
@@ -215,25 +234,32 @@ class RedisQuotaKeeper:
         return True
 
     async def reserve(
-        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+        self, limits: Limits, estimated_tokens: int, answers: int = 1, cost: ReservedCost | None = None
     ) -> RedisReservation:
-        entry_id = new_id("rsv")
-        limits = (quota.requests_per_minute, quota.tokens_per_minute, quota.max_concurrent_requests)
-        texts = ["" if limit is None else str(limit) for limit in limits]
-        command = _Command("reserve", tenant_id, (entry_id, str(estimated_tokens), *texts, str(answers)))
+        entry_id, owners, nanos = new_id("rsv"), _Owners.of(limits), 0 if cost is None else cost.nanos
+        arguments = [entry_id, str(estimated_tokens), str(answers), str(nanos)]
+        for owner in limits.owners:
+            quota = owner.quota
+            most = (quota.requests_per_minute, quota.tokens_per_minute, quota.max_concurrent_requests)
+            arguments += ["" if limit is None else str(limit) for limit in most]
         try:
-            answer = await self._script(command)
+            answer = await self._script(_Command("reserve", owners, tuple(arguments)))
         except BaseException:  # also when the caller is cancelled: Redis may have made the reservation
-            self._leases.undo(entry_id, tenant_id)
+            self._leases.undo(entry_id, owners)
             raise
         assert isinstance(answer, list)
-        limit, wait, requests, window_tokens, empty_in, held_tokens = answer
-        standing = Standing(int(requests), int(window_tokens), _seconds(empty_in))
+        refusing, limit, wait, *figures = answer
+        counts = [figures[first : first + 5] for first in range(0, len(figures), 5)]
+        standings = tuple(Standing(int(one[0]), int(one[1]), _seconds(one[2])) for one in counts)
         if limit:
-            raise limit_exceeded(quota, limit, _seconds(wait) if wait else None, standing)
-        reservation = RedisReservation(entry_id, tenant_id, estimated_tokens, answers, quota, standing, self._leases)
+            owner = limits.owners[int(refusing) - 1]
+            raise limits.exceeded(owner, limit, _seconds(wait) if wait else None, standings)
+        reservation = RedisReservation(
+            entry_id, owners, estimated_tokens, answers, nanos, limits, standings, self._leases
+        )
         self._leases.begin(reservation)
-        await self._budget.check(tenant_id, quota, int(held_tokens), reservation)
+        reserved = [Reserved(int(one[3]), int(one[4])) for one in counts]
+        await self._budget.check(limits, cost, reserved, reservation)
         return reservation
 
     @property
@@ -245,11 +271,10 @@ class RedisQuotaKeeper:
     def is_silent(self, value: bool) -> None:
         self._leases.is_silent = value
 
-    def adopt(
-        self, tenant_id: TenantId, quota: Quota, tokens: int, answers: int, standing: Standing
-    ) -> RedisReservation:
+    def adopt(self, limits: Limits, tokens: int, answers: int, cost: ReservedCost | None) -> RedisReservation:
         """Returns a reservation for a request that was admitted without Redis. The next renewal counts it there."""
-        reservation = RedisReservation(new_id("rsv"), tenant_id, tokens, answers, quota, standing, self._leases)
+        owners, nanos = _Owners.of(limits), 0 if cost is None else cost.nanos
+        reservation = RedisReservation(new_id("rsv"), owners, tokens, answers, nanos, limits, (), self._leases)
         self._leases.begin(reservation)
         return reservation
 
@@ -277,41 +302,3 @@ def _microseconds(seconds: float) -> str:
 
 def _seconds(microseconds: str) -> float:
     return int(microseconds) / 1_000_000
-
-
-def _connect(url: str, answer_within_s: float) -> "Redis":
-    """Returns a client that opens its connections later. Raises InvalidRequest if `url` is no address of Redis."""
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=_CONNECTION_WAIT_S,
-            decode_responses=True,
-            socket_timeout=answer_within_s,
-            socket_connect_timeout=answer_within_s,
-            retry=Retry(NoBackoff(), 1),
-        )
-    except ValueError as error:
-        raise InvalidRequest(
-            f"redis_url: {error}. Give redis://HOST:PORT/NUMBER, rediss://… for TLS, or leave it out.",
-            param="redis_url",
-        ) from error
-    return Redis.from_pool(pool)
-
-
-async def redis_time(url: str, within_s: float) -> float:
-    """Returns the time of the Redis at `url`, in unix seconds.
-
-    Raises InvalidRequest for a wrong address, and Unavailable if Redis does not answer in `within_s` seconds.
-    """
-    redis = _connect(url, within_s)
-    try:
-        seconds, microseconds = await redis.time()
-        return float(seconds) + float(microseconds) / 1e6
-    except (RedisError, OSError) as error:
-        raise Unavailable(
-            f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
-            code=LIMITS_UNAVAILABLE,
-        ) from error
-    finally:
-        await redis.aclose()

@@ -6,20 +6,22 @@
 
 So an outage neither opens the limits nor shuts the server. Because what this gateway has admitted in the last minute is
 always noted here, the limit holds from the first request of an outage on. What other gateways have admitted is unknown
-here: at the begin of an outage, a tenant whose requests came over few gateways may have up to twice its limit.
+here: at the begin of an outage, an owner of limits whose requests came over few gateways may have up to twice its limit.
 Owns the decision which of the two counts. Only `keep_alive` asks a silent Redis again, so no request waits for it.
 Invariant: a reservation is ended in both counts.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.ids import TenantId
+from graftwork.platform.quotas.budget import ReservedCost
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.local_quotas import LocalQuotaKeeper, LocalReservation
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.quotas.redis_quotas import LIMITS_UNAVAILABLE, RedisQuotaKeeper, RedisReservation
+from graftwork.platform.quotas.redis_connection import LIMITS_UNAVAILABLE
+from graftwork.platform.quotas.redis_quotas import RedisQuotaKeeper, RedisReservation
 
 _PER_GATEWAY = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 """The limits that are counted together. The tokens of a month are in the database, which all gateways read."""
@@ -33,7 +35,14 @@ def part_of(quota: Quota, gateways: int) -> Quota:
     limits = quota.as_mapping()
     parts = {name: limits[name] for name in _PER_GATEWAY}
     return quota.model_copy(
-        update={name: max(limit // gateways, min(limit, 1)) for name, limit in parts.items() if limit is not None}
+        update={name: max(limit // gateways, min(limit, 1)) for name, limit in parts.items() if isinstance(limit, int)}
+    )
+
+
+def parts_of(limits: Limits, gateways: int) -> Limits:
+    """Returns one gateway's part of the limits of each owner."""
+    return replace(
+        limits, owners=tuple(replace(owner, quota=part_of(owner.quota, gateways)) for owner in limits.owners)
     )
 
 
@@ -73,20 +82,20 @@ class SharedQuotaKeeper:
         return self._redis.is_silent
 
     async def reserve(
-        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+        self, limits: Limits, estimated_tokens: int, answers: int = 1, cost: ReservedCost | None = None
     ) -> SharedReservation:
         if not self.is_alone:
             try:
-                shared = await self._redis.reserve(tenant_id, quota, estimated_tokens, answers)
+                shared = await self._redis.reserve(limits, estimated_tokens, answers, cost)
             except Unavailable as error:
                 if error.code != LIMITS_UNAVAILABLE:
                     raise
                 self._begin_alone(error)
             else:
-                noted = self._local.note(tenant_id, quota, estimated_tokens, answers)
+                noted = self._local.note(limits, estimated_tokens, answers, cost)
                 return SharedReservation(shared, noted, shared.rate_limit_headers())
-        here = await self._local.reserve(tenant_id, part_of(quota, self._gateways), estimated_tokens, answers)
-        adopted = self._redis.adopt(tenant_id, quota, estimated_tokens, answers, here.standing)
+        here = await self._local.reserve(parts_of(limits, self._gateways), estimated_tokens, answers, cost)
+        adopted = self._redis.adopt(limits, estimated_tokens, answers, cost)
         return SharedReservation(adopted, here, here.rate_limit_headers())
 
     async def keep_alive(self) -> None:

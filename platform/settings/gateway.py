@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.platform.settings.setting import setting
-from graftwork.platform.settings.values import one_of, parse_origins, parse_path, parse_text, seconds, whole
+from graftwork.platform.settings.values import (
+    one_of,
+    parse_networks,
+    parse_origins,
+    parse_path,
+    parse_text,
+    seconds,
+    whole,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,11 @@ class GatewaySettings:
     """Uploads that the gateway, or one tenant, has in flight at most, at least 1. Each needs up to 512 MiB of disk."""
     upload_timeout_s: float = setting(1800.0, seconds(1, 86400))
     """Seconds, 1 to 86400, in which the body of an upload must arrive; then it ends with a 408."""
+    webhook_networks: tuple[str, ...] = setting((), parse_networks)
+    """Networks, such as `10.1.0.0/16`, that webhooks may lead to although they are not public.
+
+    The variable has them with commas between. Without any, webhooks reach public addresses only.
+    """
     adapter_grace_s: float = setting(86_400.0, seconds(0, 31_536_000))
     """Seconds, 0 to 31536000, for which an adapter that was deleted can be restored; 0 erases it at once."""
     reasoning_form: str = setting("auto", one_of("auto", "none", "think", "mistral", "cohere", "seed", "thinking"))

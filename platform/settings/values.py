@@ -6,6 +6,7 @@ Never knows which setting it parses.
 
 import re
 from collections.abc import Callable
+from ipaddress import ip_network
 from pathlib import Path
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
@@ -117,6 +118,15 @@ def parse_origins(value: object) -> tuple[str, ...]:
     if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in found):
         raise ValueError("give origins such as https://chat.example.com or http://localhost:3000, without a path, or *")
     return found
+
+
+def parse_networks(value: object) -> tuple[str, ...]:
+    """Parses IP networks: a list, or text with commas between them."""
+    networks = value if isinstance(value, list | tuple) else str(value).split(",")
+    try:
+        return tuple(str(ip_network(str(network).strip())) for network in networks)
+    except ValueError:
+        raise ValueError("give networks such as 10.1.0.0/16 or fd00::/8, with no bits behind the prefix") from None
 
 
 def one_of(*choices: str) -> Callable[[object], str]:

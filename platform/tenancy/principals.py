@@ -12,16 +12,17 @@ Invariant: work is in the list from its start to its end, so that all of it ends
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NewType
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
-from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
+from graftwork.platform.ids import EndUserId, IsolationDomain, KeyId, TenantId
 from graftwork.platform.keys.scopes import Scope, require_models, require_scope
 from graftwork.platform.quotas.in_flight import HeldPlaces
+from graftwork.platform.quotas.limits import end_user_id
 from graftwork.platform.tenancy.idempotency import TurnClaim
 from graftwork.platform.tenancy.request_rows import find_usable_keys
 from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
@@ -59,6 +60,12 @@ class Principal:
     """
     trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
     """Where the times of the sender's request are noted."""
+    end_user_id: EndUserId | None = field(default=None, compare=False)
+    """The end user for whom the sender asks; None if the request names none."""
+
+    def for_user(self, user: str | None) -> "Principal":
+        """Returns the same sender, who asks for the end user of this name."""
+        return replace(self, end_user_id=end_user_id(self.tenant_id, user)) if user else self
 
     def scope(self) -> TenantScope:
         """Returns the permission to read and write this tenant's rows."""

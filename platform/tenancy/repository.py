@@ -1,4 +1,4 @@
-"""Contains SQL statements over tenants, API keys, quotas, the audit log and idempotency keys.
+"""Contains SQL statements over tenants, the audit log and idempotency keys.
 
 Owns the conversion between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
@@ -13,16 +13,23 @@ from sqlalchemy.engine import CursorResult
 from graftwork.platform.database import Base, ReadSession, WriteSession
 from graftwork.platform.gateways import repository as gateways
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ids import TenantId
+from graftwork.platform.ids import OrganisationId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
-from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow
+from graftwork.platform.tenancy.tables import (
+    ApiKeyRow,
+    AuditRow,
+    IdempotencyRow,
+    OrganisationRow,
+    OwnerQuotaRow,
+    QuotaRow,
+    TenantRow,
+)
 from graftwork.platform.tenancy.tenants import AuditEntry, Tenant, TenantStatus
 
 ERASED_ADAPTER = "deleted"
 """The name of every adapter in the usage rows of an erased tenant."""
 
-Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
+Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow, OrganisationRow)
 
 
 # Tenants
@@ -37,6 +44,7 @@ async def add_tenant(session: WriteSession, tenant: Tenant) -> None:
             weight=tenant.weight,
             service_tier_ceiling=tenant.service_tier_ceiling,
             created_at=tenant.created_at,
+            organisation_id=tenant.organisation_id,
         )
     )
     await session.flush()
@@ -58,9 +66,14 @@ async def hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant | No
     return _tenant(row) if row else None
 
 
-async def list_tenants(session: ReadSession, page: PageRequest) -> Page[Tenant]:
-    rows = await page_of(session, select(TenantRow).where(TenantRow.status != TenantStatus.DELETED), TenantRow, page)
-    return cut([_tenant(row) for row in rows], page)
+async def list_tenants(
+    session: ReadSession, page: PageRequest, organisation_id: OrganisationId | None = None
+) -> Page[Tenant]:
+    """Returns one page of the tenants that were not deleted: of an organisation, or of all for None."""
+    statement = select(TenantRow).where(TenantRow.status != TenantStatus.DELETED)
+    if organisation_id is not None:
+        statement = statement.where(TenantRow.organisation_id == organisation_id)
+    return cut([_tenant(row) for row in await page_of(session, statement, TenantRow, page)], page)
 
 
 async def newest_tenants(session: ReadSession, limit: int) -> list[Tenant]:
@@ -74,26 +87,14 @@ async def change_tenant(session: WriteSession, tenant_id: TenantId, changes: Map
 
 
 async def delete_belongings(session: WriteSession, tenant_id: TenantId) -> None:
-    """Deletes a tenant's API keys, its limits, and its idempotency keys with their stored answers.
+    """Deletes a tenant's API keys, all limits of it and in it, and its idempotency keys with their stored answers.
 
     The tenant's usage records and its entries in the audit log stay.
     """
     await session.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id))
     await session.execute(delete(QuotaRow).where(QuotaRow.tenant_id == tenant_id))
+    await session.execute(delete(OwnerQuotaRow).where(OwnerQuotaRow.tenant_id == tenant_id))
     await session.execute(delete(IdempotencyRow).where(IdempotencyRow.owner == tenant_id))
-
-
-# Quotas
-
-
-async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota | None:
-    row = await session.get(QuotaRow, tenant_id)
-    return _quota(row) if row else None
-
-
-async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:
-    await session.merge(QuotaRow(tenant_id=tenant_id, **quota.as_mapping()))
-    await session.flush()
 
 
 # The audit log
@@ -219,11 +220,8 @@ def _tenant(row: TenantRow) -> Tenant:
         weight=row.weight,
         service_tier_ceiling=row.service_tier_ceiling,
         created_at=row.created_at,
+        organisation_id=None if row.organisation_id is None else OrganisationId(row.organisation_id),
     )
-
-
-def _quota(row: QuotaRow) -> Quota:
-    return Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields})
 
 
 def _audit_entry(row: AuditRow) -> AuditEntry:

@@ -10,19 +10,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import bindparam, or_, select
+from sqlalchemy import String, bindparam, or_, select
 
 from graftwork.platform.database import ReadSession
-from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.ids import EndUserId, KeyId, OrganisationId, TenantId
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.tables import ApiKeyRow, QuotaRow, TenantRow
+from graftwork.platform.tenancy.tables import ApiKeyRow, OwnerQuotaRow, QuotaRow, TenantRow
 from graftwork.platform.tenancy.tenants import ApiKey, Tenant, TenantStatus
 
-_KEYS, _TENANTS, _QUOTAS = ApiKeyRow.__table__, TenantRow.__table__, QuotaRow.__table__
+_KEYS, _TENANTS = ApiKeyRow.__table__, TenantRow.__table__
+_QUOTAS, _OWNERS = QuotaRow.__table__, OwnerQuotaRow.__table__
 _KEY_FIELDS = tuple(field.name for field in fields(ApiKey))
 _TENANT_FIELDS = tuple(field.name for field in fields(Tenant))
 _LIMITS = tuple(Quota.model_fields)
 """The names of the limits, which are the names of their columns too."""
+_OWNER_AT = 2 + len(_LIMITS)
+"""Where the columns of the other owners begin in a row of `_STATUS_AND_LIMITS`."""
 
 _HOLDERS = select(*(_KEYS.c[name] for name in _KEY_FIELDS), *(_TENANTS.c[name] for name in _TENANT_FIELDS)).join_from(
     _KEYS, _TENANTS, _TENANTS.c.id == _KEYS.c.tenant_id
@@ -39,11 +42,30 @@ _USABLE_KEYS = (
         _TENANTS.c.status == str(TenantStatus.ACTIVE),
     )
 )
-_STATUS_AND_QUOTA = (
-    select(_TENANTS.c.status, _QUOTAS.c.tenant_id, *(_QUOTAS.c[name] for name in _LIMITS))
+_TENANT_LIMITS = tuple(_QUOTAS.c[name] for name in _LIMITS)
+_OWNER_LIMITS = tuple(_OWNERS.c[name] for name in _LIMITS)
+_STATUS_AND_LIMITS = (
+    select(
+        _TENANTS.c.status,
+        _TENANTS.c.organisation_id,
+        *_TENANT_LIMITS,
+        _OWNERS.c.owner_id,
+        *(column.label(f"owner_{column.name}") for column in _OWNER_LIMITS),
+    )
     .join_from(_TENANTS, _QUOTAS, _QUOTAS.c.tenant_id == _TENANTS.c.id, isouter=True)
+    .join(
+        _OWNERS,
+        or_(
+            _OWNERS.c.owner_id.in_([bindparam(name, type_=String) for name in ("key_id", "end_user_id", "users_of")]),
+            _OWNERS.c.owner_id == _TENANTS.c.organisation_id,
+        ),
+        isouter=True,
+    )
     .where(_TENANTS.c.id == bindparam("tenant_id"))
 )
+
+StoredLimits = tuple[TenantStatus, OrganisationId | None, Quota, dict[str, Quota]]
+"""The state of a tenant, its organisation, its limits, and those of other owners by their ids."""
 
 
 async def find_key_holders(session: ReadSession, public_ids: Collection[str]) -> dict[str, tuple[ApiKey, Tenant]]:
@@ -67,13 +89,31 @@ async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId], now
     return {KeyId(key_id) for (key_id,) in found.all()}
 
 
-async def find_status_and_quota(session: ReadSession, tenant_id: TenantId) -> tuple[TenantStatus | None, Quota | None]:
-    """Returns the state of a tenant and its limits. Each is None if it is not stored."""
-    found = (await session.execute(_STATUS_AND_QUOTA, {"tenant_id": tenant_id})).one_or_none()
-    if found is None:
-        return None, None
-    status, owner, *limits = found
-    return TenantStatus(status), None if owner is None else Quota(**dict(zip(_LIMITS, limits, strict=True)))
+async def find_status_and_limits(
+    session: ReadSession, tenant_id: TenantId, key_id: KeyId, end_user_id: EndUserId | None
+) -> StoredLimits | None:
+    """Returns the state of a tenant and its limits, with those of its organisation, of a key, and of an end user. Those of
+    each end user have the tenant's id.
+
+    Owners without limits are left out. Returns None for an unknown tenant.
+    """
+    users_of = None if end_user_id is None else tenant_id
+    values = {"tenant_id": tenant_id, "key_id": key_id, "end_user_id": end_user_id, "users_of": users_of}
+    rows = (await session.execute(_STATUS_AND_LIMITS, values)).all()
+    if not rows:
+        return None
+    status, organisation_id, *_ = rows[0]
+    others = {row[_OWNER_AT]: _quota(row[_OWNER_AT + 1 :]) for row in rows if row[_OWNER_AT] is not None}
+    return (
+        TenantStatus(status),
+        None if organisation_id is None else OrganisationId(organisation_id),
+        _quota(rows[0][2:_OWNER_AT]),
+        others,
+    )
+
+
+def _quota(values: Sequence[Any]) -> Quota:
+    return Quota(**dict(zip(_LIMITS, values, strict=True)))
 
 
 def _holder(row: Sequence[Any]) -> tuple[ApiKey, Tenant]:

@@ -25,6 +25,18 @@ class TenantRow(Base):
     deleted_at: Mapped[float | None] = mapped_column(Float)
     erased_at: Mapped[float | None] = mapped_column(Float)
     """The time at which everything of the deleted tenant was erased."""
+    organisation_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    """The organisation that the tenant belongs to; NULL for none."""
+
+
+class OrganisationRow(Base):
+    """A group of tenants that share limits."""
+
+    __tablename__ = "organisations"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    created_at: Mapped[float] = mapped_column(Float)
 
 
 class ApiKeyRow(Base):
@@ -59,12 +71,9 @@ class AccessChangesRow(Base):
     number: Mapped[int] = mapped_column(BigInteger)
 
 
-class QuotaRow(Base):
-    """The limits of one tenant. NULL means that there is no limit. A tenant without a row has no limits."""
+class QuotaColumns:
+    """The limits of one owner. NULL means that there is no limit. The names are the fields of `Quota`."""
 
-    __tablename__ = "quotas"
-
-    tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
     requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
     tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
     max_concurrent_requests: Mapped[int | None] = mapped_column(BigInteger)
@@ -76,6 +85,30 @@ class QuotaRow(Base):
     max_host_kv_bytes: Mapped[int | None] = mapped_column(BigInteger)
     monthly_tokens: Mapped[int | None] = mapped_column(BigInteger)
     max_file_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    monthly_budget: Mapped[str | None] = mapped_column(String(32))
+    """This and the next are amounts of money as decimal text, because a float would lose digits."""
+    soft_budget: Mapped[str | None] = mapped_column(String(32))
+    currency: Mapped[str | None] = mapped_column(String(3))
+
+
+class QuotaRow(QuotaColumns, Base):
+    """The limits of one tenant. A tenant without a row has no limits."""
+
+    __tablename__ = "quotas"
+
+    tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+
+
+class OwnerQuotaRow(QuotaColumns, Base):
+    """The limits of an organisation, a key, an end user, or of each end user of a tenant."""
+
+    __tablename__ = "owner_quotas"
+
+    owner_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """The id of the organisation, key or end user; that of the tenant for each of its end users."""
+    level: Mapped[str] = mapped_column(String(16))
+    tenant_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    """The tenant of the key or end user; NULL for an organisation."""
 
 
 class AuditRow(Base):

@@ -1,6 +1,6 @@
-"""Manages tenants, their API keys and their limits, and finds the tenant that an API key belongs to.
+"""Manages tenants and their API keys, and finds the tenant that an API key belongs to.
 
-Owns every change to tenants, keys and limits. Each change adds an entry to the audit log in the same transaction. A
+Owns every change to tenants and keys. Limits and organisations are in `limit_book.py` and `organisations.py`. Each change adds an entry to the audit log in the same transaction. A
 tenant's key may use the tenant routes, and the admin key may use the admin routes. A wrong key is refused with 401, and
 a key of the wrong kind with 403. The secret of a key appears only in the answer that made the secret, and is never
 logged.
@@ -9,29 +9,28 @@ logged.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import NotAuthenticated, NotFound, NotPermitted, ValidationFailed
-from graftwork.platform.ids import KeyId, TenantId, new_id
+from graftwork.platform.ids import KeyId, OrganisationId, TenantId, new_id
 from graftwork.platform.keys.console_tickets import ConsoleTicket, parse_ticket, ticket_of_key
 from graftwork.platform.keys.keys import KeyKind, KeyParts, key_digest, parse_key
 from graftwork.platform.keys.networks import require_network
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
-from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy import key_rows, repository
 from graftwork.platform.tenancy.key_holders import KeyHolders, KeyUses
+from graftwork.platform.tenancy.limit_book import LimitBook
 from graftwork.platform.tenancy.new_keys import NewKey, audit_details, check_name, end_of_rotated, successor_of
+from graftwork.platform.tenancy.organisations import Organisations, hold_organisation
 from graftwork.platform.tenancy.principals import SERVICE_TIERS, Principal, RunningWork
-from graftwork.platform.tenancy.request_rows import find_status_and_quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 from graftwork.platform.tenancy.verified_keys import Holder, VerifiedKeys
 
 
 class Tenancy:
-    """Reads and changes tenants, API keys and limits.
+    """Reads and changes tenants and API keys.
 
     Every change is written to the audit log. `actor` is the name of the administrator in that log entry.
     """
@@ -45,29 +44,51 @@ class Tenancy:
         self._holders = KeyHolders(database, pepper)
         self.verified = VerifiedKeys(clock, lambda: database.read_few(key_rows.find_access_changes))
         self.uses = KeyUses(database)
+        self.limits = LimitBook(database, clock)
+        self.organisations = Organisations(database, clock)
 
     # Tenants
 
     async def create_tenant(
-        self, name: str, *, weight: float = 1.0, service_tier_ceiling: str = "default", actor: str = "admin"
+        self,
+        name: str,
+        *,
+        weight: float = 1.0,
+        service_tier_ceiling: str = "default",
+        organisation_id: OrganisationId | None = None,
+        actor: str = "admin",
     ) -> Tenant:
-        """Creates a tenant, which has no API keys yet, and returns it. Raises ValidationFailed if a value is not
-        allowed.
+        """Creates a tenant, which has no API keys yet, and returns it.
+
+        Raises ValidationFailed if a value is not allowed, and NotFound if the organisation does not exist.
         """
         _check_tenant(name, weight, service_tier_ceiling)
         now = self._clock.now()
         tenant = Tenant(
-            TenantId(new_id("ten")), name, TenantStatus.ACTIVE, float(weight), service_tier_ceiling, created_at=now
+            TenantId(new_id("ten")),
+            name,
+            TenantStatus.ACTIVE,
+            float(weight),
+            service_tier_ceiling,
+            created_at=now,
+            organisation_id=organisation_id,
         )
         async with self._database.write() as session:
+            if organisation_id is not None:
+                await hold_organisation(session, organisation_id)
             await repository.add_tenant(session, tenant)
             details = {"name": name, "weight": weight, "service_tier_ceiling": service_tier_ceiling}
+            if organisation_id is not None:
+                details["organisation_id"] = organisation_id
             await self._audit(session, actor, "tenant.created", tenant.id, tenant.id, details)
         return tenant
 
-    async def list_tenants(self, page: PageRequest = FIRST_PAGE) -> Page[Tenant]:
+    async def list_tenants(
+        self, page: PageRequest = FIRST_PAGE, organisation_id: OrganisationId | None = None
+    ) -> Page[Tenant]:
+        """Returns one page of the tenants of an organisation, or of all tenants for None."""
         async with self._database.read() as session:
-            return await repository.list_tenants(session, page)
+            return await repository.list_tenants(session, page, organisation_id)
 
     async def all_tenants(self, limit: int) -> Sequence[Tenant]:
         """Returns the `limit` newest tenants, the newest first."""
@@ -290,32 +311,7 @@ class Tenancy:
             raise _wrong_key()
         return parts.renewed(now, holder[0].key_hash, self._pepper)
 
-    # Quotas and the audit log
-
-    async def limits_of_active(self, tenant_id: TenantId) -> Quota:
-        """Returns the tenant's limits, for a request that begins its work now.
-
-        Raises NotPermitted if the tenant was suspended or deleted since the request was authenticated.
-        """
-        status, quota = await self._database.read_few(partial(find_status_and_quota, tenant_id=tenant_id))
-        if status not in (None, TenantStatus.ACTIVE):
-            raise NotPermitted("This tenant is suspended or deleted; ask the operator.", code=f"tenant_{status}")
-        return quota or Quota()
-
-    async def get_quota(self, tenant_id: TenantId) -> Quota:
-        """Returns the tenant's limits. If none were ever set, the result has no limits."""
-        async with self._database.read() as session:
-            return await repository.find_quota(session, tenant_id) or Quota()
-
-    async def set_quota(self, tenant_id: TenantId, quota: Quota, *, actor: str = "admin") -> Quota:
-        """Replaces all limits of the tenant by `quota`, and returns `quota`. Raises NotFound if the tenant does not
-        exist.
-        """
-        async with self._database.write() as session:
-            await _hold_tenant(session, tenant_id)
-            await repository.put_quota(session, tenant_id, quota)
-            await self._audit(session, actor, "quota.set", tenant_id, tenant_id, quota.as_mapping())
-        return quota
+    # The audit log
 
     async def audit(self, page: PageRequest = FIRST_PAGE) -> Page[AuditEntry]:
         """Returns one page of the audit log. By default, it has the newest entries."""

@@ -1,10 +1,10 @@
-"""Defines the data types for tenants, their API keys, and entries of the audit log."""
+"""Defines the data types for tenants, organisations, API keys, and entries of the audit log."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.ids import KeyId, OrganisationId, TenantId
 from graftwork.platform.keys.keys import redacted
 
 
@@ -26,6 +26,17 @@ class Tenant:
     status: TenantStatus
     weight: float
     service_tier_ceiling: str
+    created_at: float
+    organisation_id: OrganisationId | None = None
+    """The organisation whose limits hold for the tenant too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Organisation:
+    """A group of tenants that share limits."""
+
+    id: OrganisationId
+    name: str
     created_at: float
 
 
@@ -83,6 +94,7 @@ class AuditEntry:
     action: str
     """The kind of action: `tenant.created`, `key.rotated`, …"""
     tenant_id: TenantId
+    """Empty for a change that concerns no single tenant."""
     target: str
     """The id of the changed object."""
     details: dict[str, Any]

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.platform.errors import SERVER_FAULT_TYPES, Conflict
-from graftwork.platform.ids import CallId, CheckpointId, KeyId, SessionId, TenantId, TurnId, new_id
+from graftwork.platform.ids import CallId, CheckpointId, EndUserId, KeyId, SessionId, TenantId, TurnId, new_id
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.transcript import UNENCODED, Checkpoint, Opening, ToolDefinition
@@ -295,6 +295,11 @@ class Turn:
     def service_tier(self) -> str | None:
         """The service tier that serves the turn; None for turns that an older version of the server stored."""
         return None if self.made_with is None else self.made_with.get("service_tier")
+
+    @property
+    def end_user_id(self) -> EndUserId | None:
+        """The end user for whom the turn was started, for the usage row if the turn's process dies."""
+        return None if self.made_with is None else self.made_with.get("end_user")
 
     @property
     def failed_by_server(self) -> bool:

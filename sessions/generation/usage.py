@@ -18,12 +18,14 @@ from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import CapacityContended, GraftworkError, LimitExceeded
-from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.ids import OrganisationId, RequestId, SessionId, TenantId
 from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import JournalEntry
 from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
-from graftwork.platform.prices.price_list import PriceBook
+from graftwork.platform.prices.price_list import PriceBook, PriceList
+from graftwork.platform.quotas.budget import ReservedCost
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
@@ -110,10 +112,22 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a request is expected to use, before it runs."""
+
+    tokens: int
+    """The tokens that its limits per minute and per month reserve."""
+    answers: int = 1
+    prompt_tokens: int = 0
+    max_output_tokens: int = 0
+    """The most tokens of its answers. With the prompt, they give the highest cost, which its budgets reserve."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accounting:
     """Reserves quota for the requests of a gateway, and opens a RequestAccount for each of them."""
 
-    quota_of: Callable[[TenantId], Awaitable[Quota]]
+    limits_of: Callable[[Principal], Awaitable[Limits]]
     quotas: QuotaKeeper
     backlog: UsageBacklog
     telemetry: Telemetry
@@ -155,17 +169,22 @@ class Accounting:
         self.telemetry.count_request(tenant_id, "refused")
         self.activity.refuse(tenant_id, error.code)
 
-    async def open(self, charge: Charge, quota: Quota, estimated_tokens: int, answers: int = 1) -> "RequestAccount":
-        """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Returns the account of the
-        request.
+    async def open(self, charge: Charge, limits: Limits, expected: Expected) -> "RequestAccount":
+        """Reserves the expected tokens, the highest cost and a place for each answer in the limits of the request's owners.
+        Returns the account of the request.
 
-        Raises LimitExceeded if the quota has too few tokens or places left. Raises Unavailable while usage rows cannot be
+        Raises LimitExceeded if one of the limits has too little left. Raises Unavailable while usage rows cannot be
         stored, so that no work starts that nobody can charge.
         """
         self.backlog.check()
         tenant_id = charge.principal.tenant_id
+        prices = self.book.in_force(tenant_id, charge.service_tier, self.clock.now())
+        cost = None
+        if prices is not None:
+            tokens = (expected.prompt_tokens, expected.max_output_tokens)
+            cost = ReservedCost.of(prices.rates, prices.currency, *tokens)
         try:
-            reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens, answers)
+            reservation = await self.quotas.reserve(limits, expected.tokens, expected.answers, cost)
         except LimitExceeded as error:
             self._count_refusal(tenant_id, error)
             raise
@@ -173,7 +192,7 @@ class Accounting:
         charge.principal.trace.describe(
             charge.model.requested, charge.model.adapter_label, charge.session_id, charge.request_id
         )
-        return RequestAccount(self, charge, reservation)
+        return RequestAccount(self, charge, reservation, prices, limits.organisation_id)
 
     async def encode(self, principal: Principal, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
         """Encodes a prompt. While a long prompt is encoded, it counts as one concurrent request of the tenant.
@@ -182,15 +201,16 @@ class Accounting:
         `open` counts the whole request. Raises the errors of `PromptEncoding.encode`, and for a long prompt those of `open`.
         """
         principal.trace.mark(Stage.PREPARE)
-        token_ids = await self._encode(principal.tenant_id, encoding, prompt)
+        token_ids = await self._encode(principal, encoding, prompt)
         principal.trace.mark(Stage.ENCODE)
         return token_ids
 
-    async def _encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
+    async def _encode(self, principal: Principal, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
+        tenant_id = principal.tenant_id
         if not encoding.is_long(prompt):
             return await encoding.encode(tenant_id, prompt)
         self.backlog.check()
-        reservation = await self._reserve_request(tenant_id)
+        reservation = await self._reserve_request(principal)
         try:
             token_ids = await encoding.encode(tenant_id, prompt)
         except BaseException:
@@ -200,22 +220,22 @@ class Accounting:
         return token_ids
 
     @asynccontextmanager
-    async def counted(self, tenant_id: TenantId) -> AsyncGenerator[None]:
+    async def counted(self, principal: Principal) -> AsyncGenerator[None]:
         """Counts a request that generates nothing in the tenant's requests, and as concurrent while it runs.
 
         Raises LimitExceeded.
         """
-        reservation = await self._reserve_request(tenant_id)
+        reservation = await self._reserve_request(principal)
         try:
             yield
         finally:
             await reservation.settle(0)
 
-    async def _reserve_request(self, tenant_id: TenantId) -> Reservation:
+    async def _reserve_request(self, principal: Principal) -> Reservation:
         try:
-            return await self.quotas.reserve(tenant_id, await self.quota_of(tenant_id), 0)
+            return await self.quotas.reserve(await self.limits_of(principal), 0)
         except LimitExceeded as error:
-            self._count_refusal(tenant_id, error)
+            self._count_refusal(principal.tenant_id, error)
             raise
 
 
@@ -228,11 +248,19 @@ class RequestAccount:
     at fault, the usage row has no tokens and the quota is refunded. The metrics count the tokens in any case.
     """
 
-    def __init__(self, accounting: Accounting, charge: Charge, reservation: Reservation) -> None:
+    def __init__(
+        self,
+        accounting: Accounting,
+        charge: Charge,
+        reservation: Reservation,
+        prices: PriceList | None,
+        organisation_id: OrganisationId | None,
+    ) -> None:
         self.reservation = reservation
         self._accounting = accounting
         self._charge = charge
-        self._prices = accounting.book.in_force(charge.principal.tenant_id, charge.service_tier, accounting.clock.now())
+        self._prices = prices
+        self._organisation_id = organisation_id
         self._is_recorded = False
         self._entry: JournalEntry | None = None
 
@@ -283,6 +311,8 @@ class RequestAccount:
             forced_tokens=usage.drafts.forced_tokens,
             reasoning_tokens=usage.reasoning_tokens,
             service_tier=charge.service_tier,
+            organisation_id=self._organisation_id,
+            end_user_id=charge.principal.end_user_id,
         )
         return event.priced(self._prices)
 

@@ -79,7 +79,7 @@ class ConversationService:
 
     def _counted(self, principal: Principal, entries: Sequence[InputEntry]) -> AbstractAsyncContextManager[None]:
         """Counts a request that stores items in the tenant's limits of requests."""
-        return self._sessions.counted(principal.tenant_id) if entries else nullcontext()
+        return self._sessions.counted(principal) if entries else nullcontext()
 
     async def item(self, principal: Principal, conversation_id: str, item_id: str) -> Item:
         """Reads one item of a conversation. Raises NotFound if the conversation has no item with this id."""

@@ -69,6 +69,7 @@ class ResponseService:
         Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After these errors, the
         database has no row of the response.
         """
+        principal = principal.for_user(new.end_user)
         new = replace(new, settings=checked_settings(new.settings))
         items = await resolve_references(self._sessions.store, principal.scope(), new.items)
         turn = await self._start(principal, new, items)
@@ -86,6 +87,7 @@ class ResponseService:
 
         Can raise InvalidRequest, ValidationFailed, NotFound or LimitExceeded.
         """
+        principal = principal.for_user(new.end_user)
         items = await resolve_references(self._sessions.store, principal.scope(), new.items)
         model = await self._sessions.resolve(principal, new.model, Caller.of(principal.key_id, user=new.end_user))
         settings = checked_settings(with_defaults(new.settings, model.defaults, names_tools=new.names_tools))

@@ -18,6 +18,7 @@ from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
 from graftwork.platform.ledger.repository import add_usage
 from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
+from graftwork.platform.tenancy.organisation_rows import organisation_of
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
 from graftwork.sessions.core.items import Item, open_calls
@@ -281,7 +282,9 @@ class TurnStore:
             delivered = await turn_rows.find_delivered(database, scope, turn)
             if delivered is not None and turn.key_id is not None:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
-                row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now()).priced(prices)
+                organisation_id = await organisation_of(database, session.tenant_id)
+                row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now())
+                row = replace(row, organisation_id=organisation_id).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
                 used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))
                 outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
@@ -359,14 +362,12 @@ def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: fl
 
 
 def _usage_of(delivered: Delivered) -> Mapping[str, Any]:
-    cache = delivered.cache
-    tiers = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens")
-    return usage_body(CacheReport(*(cache[tier] for tier in tiers)), delivered.answer_tokens, DraftReport())
+    tiers = (delivered.cache[tier] for tier in ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens"))
+    return usage_body(CacheReport(*tiers), delivered.answer_tokens, DraftReport())
 
 
 def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Delivered, now: float) -> UsageEvent:
     """Returns the usage row of a turn whose process has died."""
-    usage = _usage_of(delivered)
     return UsageEvent(
         request_id=RequestId(turn.turn_id),
         tenant_id=session.tenant_id,
@@ -374,7 +375,7 @@ def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Deli
         model=session.model.requested,
         adapter=session.model.adapter_label,
         session_id=session.charged_id,
-        prompt_tokens=usage["prompt_tokens"],
+        prompt_tokens=_usage_of(delivered)["prompt_tokens"],
         cached_tokens=delivered.cache["cached_tokens"],
         completion_tokens=delivered.answer_tokens,
         at=now,
@@ -382,6 +383,7 @@ def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Deli
         host_tokens=delivered.cache["host_tokens"],
         disk_tokens=delivered.cache["disk_tokens"],
         service_tier=turn.service_tier,
+        end_user_id=turn.end_user_id,
     )
 
 

@@ -27,7 +27,7 @@ from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, Tur
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.reasoning import ReasoningAsk
 from graftwork.sessions.generation.request import GenerationRequest
-from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
+from graftwork.sessions.generation.usage import Charge, Expected, RequestAccount, kv_limits
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.text.encoding import Prompt
@@ -99,7 +99,7 @@ class TurnLauncher:
         if session is not None:
             transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
         prompt = transcript.next_prompt(settings.opening, new_items)
-        async with dependencies.accounting.counted(principal.tenant_id):
+        async with dependencies.accounting.counted(principal):
             num_new = await dependencies.encoding.count(principal.tenant_id, prompt)
         return len(transcript.token_ids) + num_new
 
@@ -124,9 +124,15 @@ class TurnLauncher:
     async def _start(self, plan: TurnPlan, turn_id: TurnId, expected_tokens: int) -> TurnTask:
         """Reserves quota for a turn, stores it and runs it."""
         accounting, principal = self._dependencies.accounting, plan.principal
-        quota = await accounting.quota_of(principal.tenant_id)
-        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(quota)))
-        account = await accounting.open(_charge(plan), quota, expected_tokens)
+        limits = await accounting.limits_of(principal)
+        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(limits.tenant)))
+        request = plan.request
+        expected = Expected(
+            expected_tokens,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_output_tokens=request.sampling.max_tokens,
+        )
+        account = await accounting.open(_charge(plan), limits, expected)
         runner = None
         try:
             with self._running.starting(turn_id):
@@ -224,6 +230,8 @@ class TurnLauncher:
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:
         dependencies = self._dependencies
         made_with = _made_with(plan.request, plan.encoder, dependencies.generator.description)
+        if plan.principal.end_user_id is not None:
+            made_with = {**made_with, "end_user": plan.principal.end_user_id}
         lease, turn = await dependencies.store.begin(plan.principal, plan.session, turn_id, plan.new_items, made_with)
         return TurnRunner(plan, lease, turn, account, dependencies)
 

@@ -18,6 +18,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.settings.settings import Settings
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.fake_engine import CONTEXT_TOKENS, END, FakeEngine
 from tests.sessions.tokenizer_and_templates import CHATML, SPECIAL_NAMES, tokenizer_json
@@ -50,7 +51,7 @@ class Gateway:
         tenant = await self.resources.account.tenancy.create_tenant(name, service_tier_ceiling=tier)
         _, key = await self.resources.account.tenancy.create_key(tenant.id, "first")
         if quota is not None:
-            await self.resources.account.tenancy.set_quota(tenant.id, quota)
+            await self.resources.account.tenancy.limits.set(LimitOwner.tenant(tenant.id), quota)
         return TestTenant(tenant.id, key, self.client(key))
 
 

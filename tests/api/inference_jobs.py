@@ -65,7 +65,7 @@ def make_job(
     ledger = UsageMeter(database)
     tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
     backlog, in_flight = UsageBacklog(ledger, journal or throwaway_journal()), InFlightBound(clock, None, None)
-    accounting = Accounting(tenancy.get_quota, quotas, backlog, Telemetry(), clock, in_flight)
+    accounting = Accounting(tenancy.limits.of_active, quotas, backlog, Telemetry(), clock, in_flight)
     request = GenerationRequest(
         request_id=RequestId(f"{request_id}.0"),
         prompt_token_ids=(1, 2, 3),
@@ -74,5 +74,5 @@ def make_job(
         isolation=IsolationDomain(bytes(32)),
     )
     principal = Principal(TENANT, "acme", KeyId("key_1"), 1.0, "default", ALL_SCOPES)
-    account = RequestAccount(accounting, Charge(request_id, principal, request.resolved), reservation)
+    account = RequestAccount(accounting, Charge(request_id, principal, request.resolved), reservation, None, None)
     return InferenceJob(request_id, [generator_on(engine).start(request)], 1, account, {})

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 import graftwork.adapters.registry.tables
+import graftwork.platform.alerts.tables
 import graftwork.platform.batches.tables
 import graftwork.platform.gateways.tables
 import graftwork.platform.ledger.tables
@@ -20,6 +22,11 @@ import graftwork.platform.tenancy.tables
 import graftwork.platform.tracing.tables
 import graftwork.sessions.store.tables  # noqa: F401
 from graftwork.platform.database import Base, Database
+from graftwork.platform.ids import TenantId
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.quotas.budget import Spent
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.quota_rows import find_quota
 from graftwork.platform.tenancy.request_rows import find_key_holders
 
 
@@ -164,6 +171,53 @@ async def test_older_usage_has_no_price(empty_database: Database) -> None:
     assert tuple(row) == (7, 3, 0, 0, 0, None)
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT prompt_tokens FROM usage_events")) == 7
+
+
+async def test_what_was_spent_this_month_is_known(empty_database: Database) -> None:
+    """After the upgrade, tenants and keys have spent this month what the ledger says, and limits of tenants are kept."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0023_engine_work")
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
+                " VALUES ('ten_1', 'acme', 'active', 1, 'default', 0)"
+            )
+        )
+        await session.execute(text("INSERT INTO quotas (tenant_id, monthly_tokens) VALUES ('ten_1', 50)"))
+        await session.execute(
+            text(
+                "INSERT INTO price_lists (id, currency, rates, valid_from, created_at)"
+                " VALUES ('prc_1', 'USD', '{}', 0, 0)"
+            )
+        )
+        for request, key, day, price, cost in (
+            ("req_1", "key_1", today, "prc_1", 9_200_000_000_000_000_001),
+            ("req_2", "key_1", today, "prc_1", 9_200_000_000_000_000_001),
+            ("req_3", "key_2", today, None, 0),
+            ("req_4", "key_2", "2020-01-01", "prc_1", 5),
+        ):
+            await session.execute(
+                text(
+                    "INSERT INTO usage_events (tenant_id, request_id, key_id, model, outcome, prompt_tokens, cached_tokens,"
+                    " completion_tokens, at, day, price_id, cost_atoms) VALUES ('ten_1', :request, :key, 'base', 'completed',"
+                    " 7, 3, 2, 0, :day, :price, :cost)"
+                ),
+                {"request": request, "key": key, "day": day, "price": price, "cost": cost},
+            )
+
+    await empty_database.upgrade_to_head()
+    spent = await UsageMeter(empty_database).spent(["ten_1", "key_1", "key_2"], today[:7])
+    async with empty_database.read() as session:
+        quota = await find_quota(session, TenantId("ten_1"))
+    await empty_database.downgrade("0023_engine_work")
+
+    both = {"USD": 18_400_000_000_000_000_002}
+    assert spent == {"ten_1": Spent(27, both), "key_1": Spent(18, both), "key_2": Spent(9)}
+    assert quota == Quota(monthly_tokens=50)
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT monthly_tokens FROM quotas")) == 50
 
 
 async def test_older_sessions_are_sessions(empty_database: Database) -> None:

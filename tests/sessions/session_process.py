@@ -24,7 +24,9 @@ from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, SessionId, TenantId, new_id
 from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.quotas.budget import ReservedCost
 from graftwork.platform.quotas.in_flight import InFlightBound
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.principals import Principal, TenantScope
@@ -188,11 +190,11 @@ class CountingQuotas:
     limit: int | None = None
     """The limit of open sessions."""
 
-    async def quota_of(self, tenant_id: TenantId) -> Quota:
-        return Quota(max_sessions=self.limit)
+    async def limits_of(self, principal: Principal) -> Limits:
+        return Limits.of_tenant(principal.tenant_id, Quota(max_sessions=self.limit))
 
     async def reserve(
-        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+        self, limits: Limits, estimated_tokens: int, answers: int = 1, cost: ReservedCost | None = None
     ) -> CountingReservation:
         if self.is_shut:
             raise LimitExceeded("Enough for now.", retry_after_s=1.0)
@@ -286,7 +288,7 @@ class SessionProcess:
         turns = TurnStore(database, self.clock, owner, LEASE_S, self.clock)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
         backlog, in_flight = throwaway_backlog(self.meter), InFlightBound(self.clock, None, MAX_ANSWERS)
-        self.accounting = Accounting(self.quotas.quota_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
+        self.accounting = Accounting(self.quotas.limits_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
         dependencies = TurnDependencies(
             generator=generator,
             accounting=self.accounting,

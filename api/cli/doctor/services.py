@@ -70,7 +70,7 @@ def check_database(settings: Settings) -> str:
 def check_redis(settings: Settings) -> str:
     if settings.redis_url is None:
         return "not used: limits are those of one gateway"
-    from graftwork.platform.quotas.redis_quotas import redis_time
+    from graftwork.platform.quotas.redis_connection import redis_time
 
     before = time.time()
     theirs = asyncio.run(redis_time(settings.redis_url, _WITHIN_S))

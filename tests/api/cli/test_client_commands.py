@@ -100,6 +100,38 @@ def test_quotas_change_what_is_named(graftwork: Graftwork) -> None:
     assert "1.5 MiB" in graftwork("quotas", "show", "limited").stdout
 
 
+def test_organisations_share_limits(graftwork: Graftwork) -> None:
+    """An organisation gets tenants and limits; keys and end users of a tenant get theirs by options."""
+    organisation = answer(graftwork, "organisations", "create", "group")["id"]
+    tenant = answer(graftwork, "tenants", "create", "member")["id"]
+    key = answer(graftwork, "keys", "create", "member", "--name", "ci")["id"]
+    added = answer(graftwork, "organisations", "add", organisation, "member")
+    budget = ("--monthly-budget", "100.00", "--soft-budget", "80", "--currency", "USD")
+    shared = answer(graftwork, "quotas", "set", organisation, *budget)
+    answer(graftwork, "quotas", "set", "member", "--key", key, "--requests-per-minute", "60")
+    answer(graftwork, "quotas", "set", "member", "--user", "alice", "--requests-per-minute", "6")
+    answer(graftwork, "quotas", "set", "member", "--each-user", "--requests-per-minute", "3")
+    webhook = answer(graftwork, "webhooks", "set", organisation, "https://hooks.example.com/")
+
+    assert added["organisation_id"] == organisation
+    assert (shared["monthly_budget"], shared["soft_budget"], shared["currency"]) == ("100", "80", "USD")
+    options = {("--key", key): 60, ("--user", "alice"): 6, ("--each-user",): 3, (): None}
+    found = {chosen: answer(graftwork, "quotas", "show", "member", *chosen) for chosen in options}
+    assert {chosen: quota["requests_per_minute"] for chosen, quota in found.items()} == options
+    assert answer(graftwork, "organisations", "tenants", organisation)["data"][0]["id"] == tenant
+    assert organisation in graftwork("organisations", "list").stdout
+    assert webhook["secret"].startswith("whsec_")
+    assert "secret" not in answer(graftwork, "webhooks", "show", organisation)
+    assert answer(graftwork, "webhooks", "delete", organisation, "--yes")["deleted"]
+    assert graftwork("quotas", "show", organisation, "--user", "alice").exit_code == 2
+    assert graftwork("quotas", "show", "member", "--user", "a", "--each-user").exit_code == 2
+    assert graftwork("quotas", "set", "member", "--monthly-budget", "lots").exit_code == 2
+    assert answer(graftwork, "organisations", "rename", organisation, "holding")["name"] == "holding"
+    assert graftwork("organisations", "delete", organisation, "--yes").exit_code == 1
+    assert answer(graftwork, "organisations", "remove", organisation, "member")["organisation_id"] is None
+    assert answer(graftwork, "organisations", "delete", organisation, "--yes")["deleted"]
+
+
 def test_modes_change_what_is_named(graftwork: Graftwork) -> None:
     """`modes set` keeps the modes it does not name, and `modes clear` switches all off."""
     assert "served" in graftwork("modes", "show").stdout

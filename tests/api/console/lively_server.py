@@ -11,6 +11,7 @@ from graftwork.platform.ids import TenantId
 from graftwork.platform.ledger.price_keeper import NewPrices
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
 from tests.api.console.ledger import month_back, record, record_days
 from tests.api.in_process_gateway import adapter_upload
@@ -93,7 +94,11 @@ def fill(server: ConsoleServer) -> Lively:
 
 def meet_a_limit(server: ConsoleServer, tenant: ConsoleTenant) -> None:
     """Limits a tenant, and sends as many of its requests that some are refused."""
-    server.run(server.resources.account.tenancy.set_quota(TenantId(tenant.id), Quota(requests_per_minute=12)))
+    server.run(
+        server.resources.account.tenancy.limits.set(
+            LimitOwner.tenant(TenantId(tenant.id)), Quota(requests_per_minute=12)
+        )
+    )
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
     codes = [tenant.client.post("/v1/chat/completions", json=body).status_code for _ in range(15)]
     assert {200, 429} == set(codes)

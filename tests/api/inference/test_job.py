@@ -22,6 +22,7 @@ from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from tests.api.fake_engine import FakeEngine
 from tests.api.inference_jobs import TENANT, SlowReservation, make_job
+from tests.platform.spending import billed_tokens
 
 
 class Reader:
@@ -142,7 +143,7 @@ async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> 
     await tasks.close()
 
     assert reservation.settled == [3 + 2]
-    assert await UsageMeter(sqlite_database).tokens_since(TENANT, 0.0) == 3 + 2
+    assert await billed_tokens(UsageMeter(sqlite_database), TENANT) == 3 + 2
     with pytest.raises(Unavailable):
         await reading
 

@@ -8,6 +8,7 @@ import pytest
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from tests.api.fake_engine import CONTEXT_TOKENS, MAX_ANSWERS
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
@@ -106,7 +107,7 @@ async def test_disconnect(gateway: Gateway, tenant: TestTenant, stream: bool, ho
     """When a client leaves, the engine's work is cancelled, its tokens metered, and the slot freed."""
     engine = gateway.engine
     engine.holds_after, engine.holds_queue = 4, holds_queue
-    await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=1))
+    await gateway.resources.account.tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(max_concurrent_requests=1))
     asking = asyncio.create_task(post_and_leave(gateway, tenant, chat(stream=stream), engine.held))
 
     await asking

@@ -153,7 +153,7 @@ async def test_a_request_that_was_let_in_before_the_suspension_starts_nothing(ga
     await end_access(gateway, tenant, "suspend")
 
     with pytest.raises(Exception, match="suspended") as refused:
-        await gateway.resources.inference.accounting.quota_of(principal.tenant_id)
+        await gateway.resources.inference.accounting.limits_of(principal)
 
     assert getattr(refused.value, "status", None) == 403
 

@@ -14,6 +14,7 @@ from graftwork.api.routes import overview as routes
 from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 
@@ -85,10 +86,10 @@ async def test_running_requests_of_tenants_adapters_and_sessions(gateway: Gatewa
 
 async def test_refusals_are_counted_by_reason(gateway: Gateway, tenant: TestTenant) -> None:
     """The gateway's own refusals and the engine's are in one list, by their codes."""
-    await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(requests_per_minute=1))
+    await gateway.resources.account.tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(requests_per_minute=1))
     gateway.engine.refusal = CapacityContended("The queue is full.", code="queue_full")
     first = await tenant.client.post("/v1/chat/completions", json=chat())
-    await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(requests_per_minute=0))
+    await gateway.resources.account.tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(requests_per_minute=0))
     gateway.clock.advance(2.0)
     second = await tenant.client.post("/v1/chat/completions", json=chat())
 

@@ -129,13 +129,3 @@ async def test_sums_are_those_of_the_events(meter: UsageMeter) -> None:
             }
             assert found == expected
             assert [summary.group for summary in summaries] == sorted(expected, key=lambda name: (name is None, name))
-
-
-async def test_a_months_tokens_are_prompt_and_completion(meter: UsageMeter) -> None:
-    """The sum for budgets counts one tenant's prompt and completion tokens since a time, cached ones included."""
-    await meter.record(replace(EVENT, request_id=RequestId("req_1"), at=NOON - 0.001))
-    await meter.record(replace(EVENT, request_id=RequestId("req_2")))
-    await meter.record(replace(EVENT, request_id=RequestId("req_3"), tenant_id=TenantId("ten_2")))
-
-    assert await meter.tokens_since(EVENT.tenant_id, NOON) == 110
-    assert await meter.tokens_since(TenantId("ten_3"), NOON) == 0

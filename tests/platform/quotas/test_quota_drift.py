@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded
 from graftwork.platform.ids import TenantId
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quotas import Quota, RedisQuotaKeeper
 from graftwork.platform.quotas.redis_quotas import LEASE_S, RedisReservation
 from tests.hypothesis_profiles import examples
@@ -20,7 +21,7 @@ from tests.platform.quotas.test_quotas_against_a_list import EmptyLedger
 
 TENANT = TenantId("ten_acme")
 SCRIPT = Path(__file__).parents[3] / "platform" / "quotas" / "quotas.lua"
-NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended")
+NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended", "costs")
 LIMIT, MINUTE_S = 6, 60.0
 
 
@@ -83,7 +84,7 @@ class ThreeGateways:
         fits = sum(one.answers for one in self.holding()) + answers <= LIMIT
         try:
             reservation = await self.keepers[gateway].reserve(
-                TENANT, Quota(max_concurrent_requests=LIMIT), event.tokens, answers
+                Limits.of_tenant(TENANT, Quota(max_concurrent_requests=LIMIT)), event.tokens, answers
             )
         except LimitExceeded:
             assert not fits

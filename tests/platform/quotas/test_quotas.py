@@ -1,31 +1,40 @@
 """Tests of the contract of quota keepers, for the local one and the one in Redis."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from datetime import UTC, datetime
 
 import pytest
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import BudgetSpent, LimitExceeded, Unavailable
 from graftwork.platform.ids import TenantId
-from graftwork.platform.quotas.quota import month_start
+from graftwork.platform.quotas.budget import Spent
+from graftwork.platform.quotas.limits import Limits
+from graftwork.platform.quotas.quota import month_of
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, Quota, QuotaKeeper, RedisQuotaKeeper, Reservation
 
 ACME, UMBRELLA = TenantId("ten_acme"), TenantId("ten_umbrella")
 
 
 class ListedLedger:
-    """A `TokenLedger` over a list, which can be made to fail."""
+    """A `SpendLedger` over a list, which can be made to fail."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[TenantId, float, int]] = []
+        self.entries: list[tuple[str, float, int]] = []
+        self.costs: dict[str, dict[str, int]] = {}
+        """The cost of the month by owner and currency, in atoms."""
         self.failure: Exception | None = None
 
-    async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
+    async def spent(self, owner_ids: Sequence[str], month: str) -> dict[str, Spent]:
         await asyncio.sleep(0)
         if self.failure:
             raise self.failure
-        return sum(tokens for owner, at, tokens in self.entries if owner == tenant_id and at >= start)
+        now = [(owner, tokens) for owner, at, tokens in self.entries if month_of(at) == month]
+        return {
+            owner_id: Spent(sum(tokens for owner, tokens in now if owner == owner_id), self.costs.get(owner_id, {}))
+            for owner_id in owner_ids
+        }
 
 
 @pytest.fixture
@@ -75,7 +84,7 @@ async def refusal_of(attempt: Awaitable[Reservation]) -> LimitExceeded:
 )
 async def test_a_burst_never_overshoots(keeper: QuotaKeeper, quota: Quota) -> None:
     """Of 1000 requests at once, exactly as many are admitted as the cap allows, whichever cap it is."""
-    reservations = await admitted([keeper.reserve(ACME, quota, 10) for _ in range(1000)])
+    reservations = await admitted([keeper.reserve(Limits.of_tenant(ACME, quota), 10) for _ in range(1000)])
 
     assert len(reservations) == 100
 
@@ -85,44 +94,44 @@ async def test_a_minute_is_every_span_of_sixty_seconds(keeper: QuotaKeeper, manu
     quota = Quota(requests_per_minute=3)
     for pause in (0.0, 30.0, 15.0):
         manual_clock.advance(pause)
-        await (await keeper.reserve(ACME, quota, 1)).settle(1)
+        await (await keeper.reserve(Limits.of_tenant(ACME, quota), 1)).settle(1)
 
     manual_clock.advance(14.0)  # 59 s after the first
-    refusal = await refusal_of(keeper.reserve(ACME, quota, 1))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1))
 
     assert refusal.retry_after_s == pytest.approx(1.0)
     assert refusal.headers()["retry-after-ms"] == "1000"
-    assert refusal.details == {"limit": "requests_per_minute"}
+    assert refusal.details == {"limit": "requests_per_minute", "level": "tenant"}
     manual_clock.advance(1.0)
-    await keeper.reserve(ACME, quota, 1)
-    assert (await refusal_of(keeper.reserve(ACME, quota, 1))).retry_after_s == pytest.approx(30.0)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 1)
+    assert (await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1))).retry_after_s == pytest.approx(30.0)
 
 
 async def test_the_wait_for_tokens_is_exact(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """A refusal for tokens tells the second from which the same request fits, and not a millisecond later."""
     quota = Quota(tokens_per_minute=100)
     for tokens in (40, 30, 20):
-        await keeper.reserve(ACME, quota, tokens)
+        await keeper.reserve(Limits.of_tenant(ACME, quota), tokens)
         manual_clock.advance(10)
 
-    refusal = await refusal_of(keeper.reserve(ACME, quota, 75))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 75))
 
     assert refusal.retry_after_s == pytest.approx(40.0)  # 30 s until the first leaves, 10 more for the second
     manual_clock.advance(39.999)
-    await refusal_of(keeper.reserve(ACME, quota, 75))
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 75))
     manual_clock.advance(0.001)
-    await keeper.reserve(ACME, quota, 75)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 75)
 
 
 async def test_the_longest_wait_is_told(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """When several limits refuse, the answer names the one that takes longest."""
     quota = Quota(requests_per_minute=1, max_concurrent_requests=1)
-    await keeper.reserve(ACME, quota, 1)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 1)
     manual_clock.advance(20)
 
-    refusal = await refusal_of(keeper.reserve(ACME, quota, 1))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1))
 
-    assert refusal.details == {"limit": "requests_per_minute"}
+    assert refusal.details == {"limit": "requests_per_minute", "level": "tenant"}
     assert refusal.retry_after_s == pytest.approx(40.0)
 
 
@@ -137,7 +146,7 @@ async def test_the_longest_wait_is_told(keeper: QuotaKeeper, manual_clock: Manua
 )
 async def test_what_never_fits_is_not_to_be_retried(keeper: QuotaKeeper, quota: Quota, tokens: int) -> None:
     """A request that is larger than the whole limit is refused without retry."""
-    refusal = await refusal_of(keeper.reserve(ACME, quota, tokens))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), tokens))
 
     assert not refusal.should_retry
     assert refusal.headers()["x-should-retry"] == "false"
@@ -146,31 +155,31 @@ async def test_what_never_fits_is_not_to_be_retried(keeper: QuotaKeeper, quota: 
 async def test_each_answer_of_a_request_counts_as_running(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """Of five places, a request with three answers leaves two, until it ends; more than five never fit."""
     quota = Quota(max_concurrent_requests=5)
-    first = await keeper.reserve(ACME, quota, 1, answers=3)
+    first = await keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=3)
 
-    refusal = await refusal_of(keeper.reserve(ACME, quota, 1, answers=3))
-    second = await keeper.reserve(ACME, quota, 1, answers=2)
-    never = await refusal_of(keeper.reserve(ACME, quota, 1, answers=6))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=3))
+    second = await keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=2)
+    never = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=6))
     await first.settle(1)
     await second.refund()
-    await keeper.reserve(ACME, quota, 1, answers=5)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=5)
 
-    assert refusal.details == {"limit": "max_concurrent_requests"}
+    assert refusal.details == {"limit": "max_concurrent_requests", "level": "tenant"}
     assert refusal.should_retry
     assert not never.should_retry
     assert "ask for fewer" in never.message
     manual_clock.advance(1)
-    await refusal_of(keeper.reserve(ACME, quota, 1))
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1))
 
 
 async def test_a_refused_request_takes_nothing(keeper: QuotaKeeper) -> None:
     """A refusal by one limit leaves the others as they were."""
     quota = Quota(requests_per_minute=2, tokens_per_minute=100, max_concurrent_requests=2, monthly_tokens=50)
     for _ in range(5):
-        await refusal_of(keeper.reserve(ACME, quota, 60))  # by the budget, the last to be asked
-        await refusal_of(keeper.reserve(ACME, quota, 101))  # by the minute
+        await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 60))  # by the budget, the last to be asked
+        await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 101))  # by the minute
 
-    reservation = await keeper.reserve(ACME, quota, 50)
+    reservation = await keeper.reserve(Limits.of_tenant(ACME, quota), 50)
 
     assert reservation.rate_limit_headers()["x-ratelimit-remaining-requests"] == "1"
     assert reservation.rate_limit_headers()["x-ratelimit-remaining-tokens"] == "50"
@@ -179,12 +188,15 @@ async def test_a_refused_request_takes_nothing(keeper: QuotaKeeper) -> None:
 async def test_settling_gives_back_what_was_not_used(keeper: QuotaKeeper) -> None:
     """After a settlement the minute has the tokens that were really used, more or fewer than estimated."""
     quota = Quota(tokens_per_minute=1000)
-    first, second = await keeper.reserve(ACME, quota, 400), await keeper.reserve(ACME, quota, 100)
+    first, second = (
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 400),
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 100),
+    )
 
     await first.settle(50)
     await second.settle(250)
 
-    headers = (await keeper.reserve(ACME, quota, 7)).rate_limit_headers()
+    headers = (await keeper.reserve(Limits.of_tenant(ACME, quota), 7)).rate_limit_headers()
     assert headers["x-ratelimit-remaining-tokens"] == str(1000 - 50 - 250 - 7)
 
 
@@ -192,31 +204,34 @@ async def test_settling_gives_back_what_was_not_used(keeper: QuotaKeeper) -> Non
 async def test_a_reservation_ends_once(keeper: QuotaKeeper, first_end: str) -> None:
     """After the first settle or refund, further calls change nothing."""
     quota = Quota(requests_per_minute=10, tokens_per_minute=1000, max_concurrent_requests=2)
-    reservation, other = await keeper.reserve(ACME, quota, 100), await keeper.reserve(ACME, quota, 100)
+    reservation, other = (
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 100),
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 100),
+    )
 
     await (reservation.settle(60) if first_end == "settle" else reservation.refund())
     for _ in range(3):
         await reservation.settle(999)
         await reservation.refund()
 
-    headers = (await keeper.reserve(ACME, quota, 0)).rate_limit_headers()
+    headers = (await keeper.reserve(Limits.of_tenant(ACME, quota), 0)).rate_limit_headers()
     used_requests, used_tokens = (3, 160) if first_end == "settle" else (2, 100)
     assert headers["x-ratelimit-remaining-requests"] == str(10 - used_requests)
     assert headers["x-ratelimit-remaining-tokens"] == str(1000 - used_tokens)
-    await refusal_of(keeper.reserve(ACME, quota, 0))  # `other` still runs, and so does the last
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 0))  # `other` still runs, and so does the last
     await other.settle(1)
-    await keeper.reserve(ACME, quota, 0)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 0)
 
 
 async def test_settling_after_the_minute_frees_only_the_slot(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """A request that lasts longer than its minute gives back its slot but no tokens."""
     quota = Quota(tokens_per_minute=100, max_concurrent_requests=1)
-    long_one = await keeper.reserve(ACME, quota, 80)
+    long_one = await keeper.reserve(Limits.of_tenant(ACME, quota), 80)
     manual_clock.advance(61)
 
     await long_one.settle(10)
 
-    headers = (await keeper.reserve(ACME, quota, 30)).rate_limit_headers()
+    headers = (await keeper.reserve(Limits.of_tenant(ACME, quota), 30)).rate_limit_headers()
     assert headers["x-ratelimit-remaining-tokens"] == "70"
 
 
@@ -225,30 +240,30 @@ async def test_a_request_without_tokens_ends_like_any_other(keeper: QuotaKeeper)
     quota = Quota(tokens_per_minute=10, max_concurrent_requests=1)
 
     for estimated, actual in ((0, 0), (0, 3), (7, 0)):
-        await (await keeper.reserve(ACME, quota, estimated)).settle(actual)
+        await (await keeper.reserve(Limits.of_tenant(ACME, quota), estimated)).settle(actual)
 
-    headers = (await keeper.reserve(ACME, quota, 0)).rate_limit_headers()
+    headers = (await keeper.reserve(Limits.of_tenant(ACME, quota), 0)).rate_limit_headers()
     assert headers["x-ratelimit-remaining-tokens"] == "7"
 
 
 async def test_tenants_do_not_share_limits(keeper: QuotaKeeper) -> None:
     """One tenant at its limit leaves another untouched."""
     quota = Quota(requests_per_minute=1, monthly_tokens=10)
-    await keeper.reserve(ACME, quota, 10)
-    await refusal_of(keeper.reserve(ACME, quota, 10))
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 10))
 
-    await keeper.reserve(UMBRELLA, quota, 10)
+    await keeper.reserve(Limits.of_tenant(UMBRELLA, quota), 10)
 
 
 async def test_headers_tell_how_far_the_minute_is_used(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """Answers and refusals carry limit, remaining and reset, for the limits that exist."""
     quota = Quota(requests_per_minute=2, tokens_per_minute=100)
-    await keeper.reserve(ACME, quota, 10)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
     manual_clock.advance(15.5)
 
-    headers = (await keeper.reserve(ACME, quota, 20)).rate_limit_headers()
+    headers = (await keeper.reserve(Limits.of_tenant(ACME, quota), 20)).rate_limit_headers()
     manual_clock.advance(0.25)
-    refusal = await refusal_of(keeper.reserve(ACME, quota, 20))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 20))
 
     assert headers == {
         "x-ratelimit-limit-requests": "2",
@@ -260,7 +275,7 @@ async def test_headers_tell_how_far_the_minute_is_used(keeper: QuotaKeeper, manu
     }
     assert refusal.headers()["x-ratelimit-reset-requests"] == "59.75s"
     assert refusal.headers()["x-ratelimit-remaining-tokens"] == "70"
-    assert (await keeper.reserve(UMBRELLA, Quota(), 20)).rate_limit_headers() == {}
+    assert (await keeper.reserve(Limits.of_tenant(UMBRELLA, Quota()), 20)).rate_limit_headers() == {}
 
 
 async def test_the_budget_counts_what_is_spent_and_in_flight(
@@ -268,20 +283,21 @@ async def test_the_budget_counts_what_is_spent_and_in_flight(
 ) -> None:
     """A month's tokens are those of the ledger since the month began, and those still running."""
     quota = Quota(monthly_tokens=1000)
-    start = month_start(manual_clock.now())
+    now = datetime.fromtimestamp(manual_clock.now(), UTC)
+    start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
     ledger.entries = [(ACME, start - 1, 5000), (ACME, start, 600), (UMBRELLA, start, 5000)]
-    running = await keeper.reserve(ACME, quota, 300)
+    running = await keeper.reserve(Limits.of_tenant(ACME, quota), 300)
 
-    refusal = await refusal_of(keeper.reserve(ACME, quota, 101))
+    refusal = await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 101))
 
     assert isinstance(refusal, BudgetSpent)
     assert refusal.headers()["x-should-retry"] == "false"
-    fitting = await keeper.reserve(ACME, quota, 100)
+    fitting = await keeper.reserve(Limits.of_tenant(ACME, quota), 100)
     await fitting.refund()
     ledger.entries.append((ACME, manual_clock.now(), 50))
     await running.settle(50)
-    await keeper.reserve(ACME, quota, 350)
-    await refusal_of(keeper.reserve(ACME, quota, 1))
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 350)
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 1))
 
 
 async def test_concurrent_spending_never_passes_the_budget(
@@ -294,7 +310,7 @@ async def test_concurrent_spending_never_passes_the_budget(
         """Ask until refused."""
         while True:
             try:
-                reservation = await keeper.reserve(ACME, quota, 37)
+                reservation = await keeper.reserve(Limits.of_tenant(ACME, quota), 37)
             except BudgetSpent:
                 return
             await asyncio.sleep(0)
@@ -314,37 +330,37 @@ async def test_a_ledger_that_fails_leaves_no_reservation(keeper: QuotaKeeper, le
     quota = Quota(max_concurrent_requests=1, monthly_tokens=1000)
     ledger.failure = Unavailable("the ledger is away")
     with pytest.raises(Unavailable):
-        await keeper.reserve(ACME, quota, 10)
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
     ledger.failure = None
 
-    await keeper.reserve(ACME, quota, 10)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
 
 
 async def test_a_lost_reservation_frees_its_place(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """The place of a reservation that nobody refers to is free after a lease; that of any other one stays taken."""
     quota = Quota(max_concurrent_requests=2)
-    kept = await keeper.reserve(ACME, quota, 10)
-    await keeper.reserve(ACME, quota, 10)
+    kept = await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
     for _ in range(3):
         manual_clock.advance(400)
         await keeper.keep_alive()
 
-    await keeper.reserve(ACME, quota, 10)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
 
-    await refusal_of(keeper.reserve(ACME, quota, 10))
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 10))
     await kept.settle(10)
-    await keeper.reserve(ACME, quota, 10)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 10)
 
 
 async def test_a_renewal_keeps_the_tokens_of_the_month(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
     """A request that runs for hours counts in the month with its reserved tokens until its end."""
     quota = Quota(monthly_tokens=100)
-    long_one = await keeper.reserve(ACME, quota, 80)
+    long_one = await keeper.reserve(Limits.of_tenant(ACME, quota), 80)
     for _ in range(10):
         manual_clock.advance(800)
         await keeper.keep_alive()
 
-    await refusal_of(keeper.reserve(ACME, quota, 21))
+    await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 21))
 
     await long_one.settle(80)
-    await keeper.reserve(ACME, quota, 21)
+    await keeper.reserve(Limits.of_tenant(ACME, quota), 21)

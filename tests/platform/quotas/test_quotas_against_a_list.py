@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded
 from graftwork.platform.ids import TenantId
+from graftwork.platform.quotas.budget import Spent
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, Quota, QuotaKeeper, RedisQuotaKeeper, Reservation
 from tests.hypothesis_profiles import examples
 
@@ -18,8 +21,8 @@ TENANT = TenantId("ten_acme")
 
 
 class EmptyLedger:
-    async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        return 0
+    async def spent(self, owner_ids: Sequence[str], month: str) -> dict[str, Spent]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,11 @@ async def reserve_in_both(
     wait, has_slot = reference.wait(tokens, now), reference.has_slot()
     if wait != 0 or not has_slot:
         with pytest.raises(LimitExceeded) as refusal:
-            await keeper.reserve(TENANT, reference.quota, tokens)
+            await keeper.reserve(Limits.of_tenant(TENANT, reference.quota), tokens)
         expected = wait if has_slot or wait is None else max(wait, 1.0)
         assert refusal.value.retry_after_s == (None if expected is None else pytest.approx(expected))
         return
-    reservation = await keeper.reserve(TENANT, reference.quota, tokens)
+    reservation = await keeper.reserve(Limits.of_tenant(TENANT, reference.quota), tokens)
     listed = ListedRequest(now, tokens)
     reference.requests.append(listed)
     reservations.append((reservation, listed))

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quotas import Quota, RedisQuotaKeeper, Reservation
 from graftwork.platform.quotas.redis_quotas import LEASE_S
 from tests.platform.quotas.test_quotas import ACME, ListedLedger, admitted, refusal_of
@@ -36,9 +37,12 @@ async def test_gateways_share_one_limit(redis_url: str, redis_prefix: str) -> No
     ):
         attempts: list[Awaitable[Reservation]] = []
         for _ in range(100):
-            attempts += [first.reserve(ACME, quota, 1), second.reserve(ACME, quota, 1)]
+            attempts += [
+                first.reserve(Limits.of_tenant(ACME, quota), 1),
+                second.reserve(Limits.of_tenant(ACME, quota), 1),
+            ]
         reservations = await admitted(attempts)
-        refusal = await refusal_of(first.reserve(ACME, quota, 1))
+        refusal = await refusal_of(first.reserve(Limits.of_tenant(ACME, quota), 1))
 
     assert len(reservations) == 40
     assert refusal.retry_after_s is not None
@@ -50,15 +54,15 @@ async def test_a_dead_gateways_slots_lapse(redis_url: str, redis_prefix: str, ma
     """A slot that is never settled is free after its lifetime, and a later settle changes nothing."""
     quota = Quota(max_concurrent_requests=1, monthly_tokens=100)
     async with redis_keeper(redis_url, redis_prefix, manual_clock, manual_clock) as keeper:
-        lost = await keeper.reserve(ACME, quota, 100)
+        lost = await keeper.reserve(Limits.of_tenant(ACME, quota), 100)
         manual_clock.advance(LEASE_S - 1)
-        await refusal_of(keeper.reserve(ACME, quota, 100))
+        await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 100))
         manual_clock.advance(1)
 
-        running = await keeper.reserve(ACME, quota, 100)
+        running = await keeper.reserve(Limits.of_tenant(ACME, quota), 100)
         await lost.settle(100)
 
-        await refusal_of(keeper.reserve(ACME, quota, 0))
+        await refusal_of(keeper.reserve(Limits.of_tenant(ACME, quota), 0))
         await running.settle(0)
 
 
@@ -66,12 +70,12 @@ async def test_a_dead_gateways_slots_lapse(redis_url: str, redis_prefix: str, ma
 async def test_every_key_in_redis_expires(redis_url: str, redis_prefix: str, manual_clock: ManualClock) -> None:
     """Every key in Redis has an expiry time."""
     async with redis_keeper(redis_url, redis_prefix, manual_clock) as keeper:
-        await keeper.reserve(ACME, Quota(requests_per_minute=5), 10)
+        await keeper.reserve(Limits.of_tenant(ACME, Quota(requests_per_minute=5)), 10)
 
     async with Redis.from_url(redis_url) as redis:
         lives = [await redis.ttl(key) async for key in redis.scan_iter(match=f"{redis_prefix}*", count=1000)]
 
-    assert len(lives) == 6  # all but `ended`, which the first end makes
+    assert len(lives) == 6  # all but `ended`, which the first end makes, and `costs`, for requests without a price
     assert all(60 < life <= 60 + LEASE_S + 1 for life in lives)
 
 
@@ -79,6 +83,6 @@ async def test_without_redis_requests_are_told_to_come_back(manual_clock: Manual
     """Without Redis a reservation is a 503 with a retry-after."""
     async with redis_keeper("redis://127.0.0.1:1/0", "x:", manual_clock) as keeper:
         with pytest.raises(Unavailable) as caught:
-            await keeper.reserve(ACME, Quota(), 1)
+            await keeper.reserve(Limits.of_tenant(ACME, Quota()), 1)
 
     assert caught.value.should_retry

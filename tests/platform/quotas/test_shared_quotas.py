@@ -8,6 +8,8 @@ import pytest
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded, Unavailable
+from graftwork.platform.quotas.budget import Spent
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.local_quotas import LocalQuotaKeeper
 from graftwork.platform.quotas.quotas import Quota, QuotaKeeper, RedisQuotaKeeper, Reservation
 from graftwork.platform.quotas.shared_quotas import SharedQuotaKeeper, part_of
@@ -41,7 +43,7 @@ async def three_gateways(redis: RedisProcess, clock: ManualClock) -> AsyncIterat
 
 async def admitted_of(keepers: list[SharedQuotaKeeper], quota: Quota, requests: int) -> list[Reservation]:
     """Sends as many requests at once, in turn to each gateway. Returns the reservations of those that were admitted."""
-    attempts = (keepers[number % len(keepers)].reserve(ACME, quota, 1) for number in range(requests))
+    attempts = (keepers[number % len(keepers)].reserve(Limits.of_tenant(ACME, quota), 1) for number in range(requests))
     answers = await asyncio.gather(*attempts, return_exceptions=True)
     assert {type(answer) for answer in answers if isinstance(answer, BaseException)} <= {LimitExceeded}
     return [answer for answer in answers if not isinstance(answer, BaseException)]
@@ -54,12 +56,12 @@ async def test_a_thousand_requests_against_a_limit_of_a_hundred(
 ) -> None:
     """Of 1,000 requests at once against a limit of 100, one gateway and three admit exactly 100."""
     async with three_gateways(own_redis, manual_clock) as keepers:
-        admitted = await admitted_of(keepers[:gateways], Quota(**{limit: 100}), 1000)
+        admitted = await admitted_of(keepers[:gateways], Quota.from_mapping({limit: 100}), 1000)
 
         assert len(admitted) == 100
         for reservation in admitted:
             await reservation.settle(1)
-        again = await admitted_of(keepers[:gateways], Quota(**{limit: 100}), 1000)
+        again = await admitted_of(keepers[:gateways], Quota.from_mapping({limit: 100}), 1000)
         assert len(again) == (100 if limit == "max_concurrent_requests" else 0)
 
 
@@ -69,7 +71,7 @@ async def test_without_redis_each_gateway_has_its_part(
     own_redis: RedisProcess, manual_clock: ManualClock, limit: str, fault: str
 ) -> None:
     """When Redis stops or stalls, three gateways admit 33 of 100 each: more than nothing, and no more than the limit."""
-    quota = Quota(**{limit: 100})
+    quota = Quota.from_mapping({limit: 100})
     async with three_gateways(own_redis, manual_clock) as keepers:
         if fault == "stopped":
             own_redis.process.kill()
@@ -124,13 +126,13 @@ async def test_a_ledger_that_fails_is_no_outage_of_redis(own_redis: RedisProcess
     """A database that does not answer fails the request, and leaves the limits in Redis."""
 
     class SilentLedger(ListedLedger):
-        async def tokens_since(self, *_: object) -> int:
+        async def spent(self, *_: object) -> dict[str, Spent]:
             raise Unavailable("The database does not answer.", code="database_unavailable")
 
     shared = RedisQuotaKeeper(own_redis.url, "t:", manual_clock, SilentLedger())
     keeper = SharedQuotaKeeper(shared, LocalQuotaKeeper(manual_clock, ListedLedger()), count_three)
     with pytest.raises(Unavailable) as refusal:
-        await keeper.reserve(ACME, Quota(monthly_tokens=5), 1)
+        await keeper.reserve(Limits.of_tenant(ACME, Quota(monthly_tokens=5)), 1)
 
     assert refusal.value.code == "database_unavailable"
     assert not keeper.is_alone
@@ -154,9 +156,9 @@ async def test_keepers_are_of_one_kind(own_redis: RedisProcess, manual_clock: Ma
     """A shared keeper has the interface that the gateway uses, and headers tell the limit that holds."""
     async with three_gateways(own_redis, manual_clock) as keepers:
         keeper: QuotaKeeper = keepers[0]
-        whole = await keeper.reserve(ACME, Quota(requests_per_minute=90), 1)
+        whole = await keeper.reserve(Limits.of_tenant(ACME, Quota(requests_per_minute=90)), 1)
         own_redis.process.kill()
-        part = await keeper.reserve(ACME, Quota(requests_per_minute=90), 1)
+        part = await keeper.reserve(Limits.of_tenant(ACME, Quota(requests_per_minute=90)), 1)
 
     headers = [reservation.rate_limit_headers() for reservation in (whole, part)]
     assert [found["x-ratelimit-limit-requests"] for found in headers] == ["90", "30"]

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded, Unavailable
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quotas import Quota, RedisQuotaKeeper
 from graftwork.platform.quotas.redis_quotas import LEASE_S
 from tests.platform.quotas.test_quotas import ACME, ListedLedger, refusal_of
@@ -31,7 +32,7 @@ async def free_places(keeper: RedisQuotaKeeper, quota: Quota) -> int:
     assert most is not None
     for answers in range(most, 0, -1):
         try:
-            reservation = await keeper.reserve(ACME, quota, 0, answers)
+            reservation = await keeper.reserve(Limits.of_tenant(ACME, quota), 0, answers)
         except LimitExceeded:
             continue
         await reservation.refund()
@@ -43,13 +44,16 @@ async def test_a_stall_leaves_no_place_taken(own_redis: RedisProcess, manual_clo
     """After a stall of Redis, exactly the requests that run have places: the first renewal after it repairs the rest."""
     quota = Quota(max_concurrent_requests=8, requests_per_minute=100)
     keeper = RedisQuotaKeeper(own_redis.url, "t:", manual_clock, ListedLedger(), answer_within_s=0.1)
-    running, ending = await keeper.reserve(ACME, quota, 1), await keeper.reserve(ACME, quota, 1)
+    running, ending = (
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 1),
+        await keeper.reserve(Limits.of_tenant(ACME, quota), 1),
+    )
     own_redis.stall()
     for _ in range(2):
         with pytest.raises(Unavailable):
-            await keeper.reserve(ACME, quota, 1, answers=2)
+            await keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=2)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(keeper.reserve(ACME, quota, 1), 0.05)  # a client that leaves
+        await asyncio.wait_for(keeper.reserve(Limits.of_tenant(ACME, quota), 1), 0.05)  # a client that leaves
     await ending.settle(1)
     await keeper.keep_alive()
     own_redis.go_on()
@@ -58,8 +62,10 @@ async def test_a_stall_leaves_no_place_taken(own_redis: RedisProcess, manual_clo
     await keeper.keep_alive()
 
     assert await free_places(keeper, quota) == 7
-    assert running.standing.requests == 1
-    assert (await keeper.reserve(ACME, quota, 1)).standing.requests == 3  # `running`, `ending`, and itself
+    assert running.standings[0].requests == 1
+    assert (await keeper.reserve(Limits.of_tenant(ACME, quota), 1)).standings[
+        0
+    ].requests == 3  # `running`, `ending`, and itself
     await keeper.close()
 
 
@@ -73,16 +79,18 @@ async def test_a_running_request_gets_its_place_back(
         redis_keeper(redis_url, redis_prefix, manual_clock, manual_clock) as stalled,
         redis_keeper(redis_url, redis_prefix, manual_clock, manual_clock) as other,
     ):
-        running = await stalled.reserve(ACME, quota, 600)
+        running = await stalled.reserve(Limits.of_tenant(ACME, quota), 600)
         manual_clock.advance(LEASE_S + 1)
-        between = await other.reserve(ACME, quota, 600)
+        between = await other.reserve(Limits.of_tenant(ACME, quota), 600)
         await stalled.keep_alive()
         await between.settle(10)
 
-        await refusal_of(other.reserve(ACME, quota, 0))
-        assert (await refusal_of(other.reserve(ACME, Quota(monthly_tokens=1000), 401))).code == "quota_exceeded"
+        await refusal_of(other.reserve(Limits.of_tenant(ACME, quota), 0))
+        assert (
+            await refusal_of(other.reserve(Limits.of_tenant(ACME, Quota(monthly_tokens=1000)), 401))
+        ).code == "quota_exceeded"
         await running.settle(600)
-        await other.reserve(ACME, quota, 1000)
+        await other.reserve(Limits.of_tenant(ACME, quota), 1000)
 
 
 @pytest.mark.redis
@@ -90,7 +98,7 @@ async def test_an_emptied_redis_learns_what_runs(redis_url: str, redis_prefix: s
     """A Redis that lost everything counts the running requests again after the next renewal."""
     quota = Quota(max_concurrent_requests=5)
     async with redis_keeper(redis_url, redis_prefix, manual_clock) as keeper:
-        running = await keeper.reserve(ACME, quota, 1, answers=3)
+        running = await keeper.reserve(Limits.of_tenant(ACME, quota), 1, answers=3)
         async with Redis.from_url(redis_url) as redis:
             await redis.delete(*[key async for key in redis.scan_iter(match=f"{redis_prefix}*", count=1000)])
 
@@ -105,7 +113,7 @@ async def test_an_emptied_redis_learns_what_runs(redis_url: str, redis_prefix: s
 async def test_late_commands_change_nothing(redis_url: str, redis_prefix: str) -> None:
     """A command that arrives twice counts once, and after the reservation's end it counts no more."""
     async with Redis.from_url(redis_url, decode_responses=True) as redis:
-        names = ("log", "tokens", "running", "held", "sums", "answers", "ended")
+        names = ("log", "tokens", "running", "held", "sums", "answers", "ended", "costs")
         keys = [f"{redis_prefix}quota:{{{ACME}}}:{name}" for name in names]
         script = redis.register_script(SCRIPT.read_text())
 
@@ -113,17 +121,17 @@ async def test_late_commands_change_nothing(redis_url: str, redis_prefix: str) -
             return await script(keys=keys, args=[verb, "", "60000000", "30000000", *arguments])
 
         async def counted() -> list[Any]:
-            return await redis.hmget(keys[4], ["window", "held", "answers"])
+            return await redis.hmget(keys[4], ["window", "held", "answers", "cost"])
 
         for _ in range(2):
-            await run("reserve", "rsv_1", "10", "1", "10", "", "2")
+            await run("reserve", "rsv_1", "10", "2", "7", "1", "10", "")
         while_running = await counted()
         ended = [await run("settle", "rsv_1", "4") for _ in range(2)]
-        await run("renew", "rsv_1", "10", "2")
-        await run("reserve", "rsv_1", "10", "5", "50", "", "2")
+        await run("renew", "rsv_1", "10", "2", "7")
+        await run("reserve", "rsv_1", "10", "2", "7", "5", "50", "")
         await run("refund", "rsv_2", "")
-        await run("reserve", "rsv_2", "10", "5", "50", "", "1")
+        await run("reserve", "rsv_2", "10", "1", "7", "5", "50", "")
 
-        assert while_running == ["10", "10", "2"]
+        assert while_running == ["10", "10", "2", "7"]
         assert ended == [1, 0]
-        assert await counted() == ["4", "0", "0"]
+        assert await counted() == ["4", "0", "0", "0"]

@@ -18,6 +18,7 @@ from graftwork.platform.ledger.usage import UsageEvent
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import AdminPrincipal
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Tenancy
@@ -140,7 +141,7 @@ async def test_a_deleted_tenant_leaves_only_its_history(tenancy: Tenancy, databa
     """Deleting removes the tenant's keys and quota, and keeps its usage and its audit entries."""
     tenant = await tenancy.create_tenant("acme")
     key, plaintext = await tenancy.create_key(tenant.id, "ci")
-    await tenancy.set_quota(tenant.id, Quota(max_sessions=3))
+    await tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(max_sessions=3))
     meter = UsageMeter(database)
     await meter.record(UsageEvent(RequestId("req_1"), tenant.id, key.id, "base", None, None, 10, 0, 5, at=1000.0))
 
@@ -152,7 +153,7 @@ async def test_a_deleted_tenant_leaves_only_its_history(tenancy: Tenancy, databa
         await tenancy.get_tenant(tenant.id)
     with pytest.raises(NotFound):
         await tenancy.delete_tenant(tenant.id)
-    assert await tenancy.get_quota(tenant.id) == Quota()
+    assert await tenancy.limits.of_tenant(tenant.id) == Quota()
     assert (await tenancy.list_tenants()).items == ()
     async with database.read() as session:
         assert await session.scalar(text("SELECT count(*) FROM api_keys")) == 0
@@ -243,14 +244,14 @@ async def test_an_unknown_scope_is_refused(tenancy: Tenancy) -> None:
 async def test_quotas_are_replaced_as_a_whole(tenancy: Tenancy) -> None:
     """A new quota removes limits that it does not name, and keeps large byte counts exactly."""
     tenant = await tenancy.create_tenant("acme")
-    assert await tenancy.get_quota(tenant.id) == Quota()
+    assert await tenancy.limits.of_tenant(tenant.id) == Quota()
 
-    await tenancy.set_quota(tenant.id, Quota(requests_per_minute=0, max_adapter_bytes=2**50))
-    await tenancy.set_quota(tenant.id, Quota(max_device_kv_bytes=2**50))
+    await tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(requests_per_minute=0, max_adapter_bytes=2**50))
+    await tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(max_device_kv_bytes=2**50))
 
-    assert await tenancy.get_quota(tenant.id) == Quota(max_device_kv_bytes=2**50)
+    assert await tenancy.limits.of_tenant(tenant.id) == Quota(max_device_kv_bytes=2**50)
     with pytest.raises(NotFound):
-        await tenancy.set_quota(TenantId("ten_unknown"), Quota())
+        await tenancy.limits.set(LimitOwner.tenant(TenantId("ten_unknown")), Quota())
 
 
 async def test_pages_follow_each_other_without_gap_or_overlap(tenancy: Tenancy) -> None:

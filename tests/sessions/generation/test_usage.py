@@ -17,7 +17,8 @@ from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.telemetry import Telemetry
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
-from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
+from graftwork.sessions.generation.usage import Accounting, Charge, Expected, RequestAccount, Usage
+from tests.platform.spending import billed_tokens
 from tests.platform.throwaway_journal import throwaway_journal
 from tests.sessions.generation.test_generator import END, one_by_one, request, spelled
 from tests.sessions.scripted_engine import ScriptedEngine, generator_on
@@ -36,12 +37,12 @@ class CountedAccounting:
         self.backlog = UsageBacklog(self.ledger, throwaway_journal())
         clock = ManualClock()
         in_flight = InFlightBound(clock, None, max_tenant=2)
-        self.accounting = Accounting(self.quotas.quota_of, self.quotas, self.backlog, self.telemetry, clock, in_flight)
+        self.accounting = Accounting(self.quotas.limits_of, self.quotas, self.backlog, self.telemetry, clock, in_flight)
 
     async def open(self) -> RequestAccount:
         me = principal()
         charge = Charge(RequestId("req_1"), me, ResolvedModel("tiny", None))
-        return await self.accounting.open(charge, await self.quotas.quota_of(me.tenant_id), 100)
+        return await self.accounting.open(charge, await self.quotas.limits_of(me), Expected(100))
 
     def metrics(self) -> list[str]:
         return self.telemetry.render()[0].decode().splitlines()
@@ -71,7 +72,7 @@ async def test_a_request_is_recorded_and_counted_once(counted: CountedAccounting
     await account.record(USED, UsageOutcome.FAILED)
     await account.settle(USED, UsageOutcome.FAILED)
 
-    assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 107
+    assert await billed_tokens(counted.ledger, principal().tenant_id) == 107
     assert 'graftwork_requests_total{outcome="failed",tenant="ten_1"} 1.0' in counted.metrics()
     assert counted.quotas.reservations[0].settled == 107
 
@@ -82,7 +83,7 @@ async def test_a_request_that_was_never_admitted_is_refunded(counted: CountedAcc
 
     await account.close(None, UsageOutcome.CANCELLED)
 
-    assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 0
+    assert await billed_tokens(counted.ledger, principal().tenant_id) == 0
     assert counted.quotas.reservations[0].is_refunded
     assert 'graftwork_requests_total{outcome="cancelled",tenant="ten_1"} 1.0' in counted.metrics()
 
@@ -158,7 +159,7 @@ async def test_usage_waits_for_the_database(unreliable: UnreliableDatabase) -> N
 
     assert settled == 107
     assert still_waiting == [1, 0, 0]
-    assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 107
+    assert await billed_tokens(counted.ledger, principal().tenant_id) == 107
     assert 'graftwork_requests_total{outcome="completed",tenant="ten_1"} 1.0' in counted.metrics()
 
 

@@ -10,6 +10,7 @@ from graftwork.platform.ledger.tables import UsageRow
 from graftwork.platform.ledger.usage import UsageGroup, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.session import TurnStatus
+from tests.platform.spending import billed_tokens
 from tests.sessions.session_process import (
     LEASE_S,
     Answer,
@@ -44,7 +45,7 @@ async def test_turns_that_their_engine_does_not_survive_cost_nothing(database: D
     assert [turn.usage for turn in turns] == [None] * 3
     assert [row.outcome for row in rows] == [UsageOutcome.SERVER_ERROR] * 3
     assert sum(row.prompt_tokens + row.cached_tokens + row.completion_tokens for row in rows) == 0
-    assert await process.meter.tokens_since(me.tenant_id, 0.0) == 0
+    assert await billed_tokens(process.meter, me.tenant_id) == 0
     assert all(reservation.is_refunded for reservation in process.quotas.reservations)
     assert 'graftwork_generated_tokens_total{tenant="' in process.telemetry.render()[0].decode()
 

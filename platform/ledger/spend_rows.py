@@ -1,0 +1,93 @@
+"""Contains the SQL statements over what owners of limits have used in a month: the sums of rows of the usage ledger.
+
+Never commits: the caller that opened the session does. Every request adds to these rows, so the statements are built
+once.
+Invariant: what an owner has used in a month is the sum of the ledger's rows of that month that name it, from the time on
+that this table exists and, for an organisation, that the tenant belongs to it.
+"""
+
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Executable, bindparam, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import TenantId
+from graftwork.platform.ledger.tables import MonthlySpendRow
+from graftwork.platform.ledger.usage import UsageEvent
+from graftwork.platform.quotas.budget import Spent
+
+_SHARDS = 8
+"""The rows of one owner. Requests that end at the same time wait for each other only if they have the same one."""
+_HALF = 10**9
+_SUMS = ("requests", "tokens", "cost_high", "cost_low")
+_TABLE = MonthlySpendRow.__table__
+_SPENT = (
+    select(_TABLE.c.owner_id, _TABLE.c.currency, *(func.sum(_TABLE.c[name]) for name in _SUMS[1:]))
+    .where(_TABLE.c.owner_id.in_(bindparam("owner_ids", expanding=True)), _TABLE.c.month == bindparam("month"))
+    .group_by(_TABLE.c.owner_id, _TABLE.c.currency)
+)
+
+
+async def add_spend(session: WriteSession, event: UsageEvent) -> None:
+    """Adds a new row of the ledger to what its organisation, tenant, key and end user have used in its month.
+
+    All requests add to the rows in this order, so two of them never wait for each other.
+    """
+    owners = [event.organisation_id, event.tenant_id, event.key_id, event.end_user_id]
+    owner_ids = [owner_id for owner_id in owners if owner_id is not None]
+    shard = zlib.crc32(event.request_id.encode()) % _SHARDS
+    high, low = divmod(event.cost.atoms, _HALF)
+    values: dict[str, Any] = {
+        "month": event.day[:7],
+        "currency": event.currency or "",
+        "shard": shard,
+        "requests": 1,
+        "tokens": event.total_tokens,
+        "cost_high": high,
+        "cost_low": low,
+    }
+    for index, owner_id in enumerate(owner_ids):
+        values[f"owner_{index}"] = owner_id
+        values[f"tenant_{index}"] = None if owner_id == event.organisation_id else event.tenant_id
+    await session.execute(_adding(len(owner_ids), session.get_bind().dialect.name), values)
+
+
+async def find_spent(session: ReadSession, owner_ids: Sequence[str], month: str) -> dict[str, Spent]:
+    """Returns what each of these owners has used in a month. Leaves out owners without use."""
+    found: dict[str, Spent] = {}
+    rows = await session.execute(_SPENT, {"owner_ids": list(owner_ids), "month": month})
+    for owner_id, currency, tokens, high, low in rows.all():
+        before = found.get(owner_id, Spent())
+        atoms = {**before.atoms, currency: int(high) * _HALF + int(low)} if currency else before.atoms
+        found[owner_id] = Spent(before.tokens + int(tokens), atoms)
+    return found
+
+
+async def drop_spend_before(session: WriteSession, month: str) -> None:
+    """Removes the rows of earlier months than this one."""
+    await session.execute(delete(MonthlySpendRow).where(MonthlySpendRow.month < month))
+
+
+async def erase_spend(session: WriteSession, tenant_id: TenantId) -> None:
+    """Removes the rows of a tenant, its keys and its end users."""
+    await session.execute(delete(MonthlySpendRow).where(MonthlySpendRow.tenant_id == tenant_id))
+
+
+@cache
+def _adding(num_owners: int, dialect: str) -> Executable:
+    """Returns the statement that adds one request to the rows of so many owners."""
+    shared: dict[str, Any] = {name: bindparam(name) for name in ("month", "currency", "shard", *_SUMS)}
+    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(_TABLE)  # type: ignore[arg-type]
+    rows = [
+        {"owner_id": bindparam(f"owner_{index}"), "tenant_id": bindparam(f"tenant_{index}"), **shared}
+        for index in range(num_owners)
+    ]
+    added = insert.values(rows)
+    return added.on_conflict_do_update(
+        index_elements=["owner_id", "month", "currency", "shard"],
+        set_={name: _TABLE.c[name] + added.excluded[name] for name in _SUMS},
+    )

@@ -1,0 +1,45 @@
+"""Contains the SQL statements over the limits of tenants and of other owners: organisations, keys and end users.
+
+Never commits: the caller that opened the session does. What requests read is in `request_rows.py`.
+"""
+
+from sqlalchemy import delete
+
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import TenantId
+from graftwork.platform.quotas.limits import Level
+from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.tables import OwnerQuotaRow, QuotaRow
+
+
+async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota:
+    """Returns a tenant's limits. If none were ever set, the result has no limits."""
+    return _quota(await session.get(QuotaRow, tenant_id))
+
+
+async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:
+    await session.merge(QuotaRow(tenant_id=tenant_id, **quota.as_mapping()))
+    await session.flush()
+
+
+async def find_owner_quota(session: ReadSession, owner_id: str, tenant_id: TenantId | None) -> Quota:
+    """Returns the limits of an organisation, for which `tenant_id` is None, or of an owner in a tenant."""
+    row = await session.get(OwnerQuotaRow, owner_id)
+    return _quota(row if row is not None and row.tenant_id == tenant_id else None)
+
+
+async def put_owner_quota(
+    session: WriteSession, level: Level, owner_id: str, tenant_id: TenantId | None, quota: Quota
+) -> None:
+    """Replaces the limits of an owner. Without any limit, the owner has no row."""
+    if quota.is_empty:
+        mine = (OwnerQuotaRow.owner_id == owner_id, OwnerQuotaRow.tenant_id.is_not_distinct_from(tenant_id))
+        await session.execute(delete(OwnerQuotaRow).where(*mine))
+        return
+    row = OwnerQuotaRow(owner_id=owner_id, level=str(level), tenant_id=tenant_id, **quota.as_mapping())
+    await session.merge(row)
+    await session.flush()
+
+
+def _quota(row: QuotaRow | OwnerQuotaRow | None) -> Quota:
+    return Quota() if row is None else Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields})
