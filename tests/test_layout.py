@@ -34,6 +34,7 @@ ROOMS = (
     "engine/core",
     "engine/kernels",
     "engine/model",
+    "engine/experts",
     "engine/grammar/patterns",
     "engine/grammar/schema",
     "engine/grammar/matching",

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from graftwork.adapters.format.safetensors_file import TensorEntry
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", EMBEDDING, HEAD)
-"""The names of the modules that an adapter can change (targets), in the model's order. Lists and hashes keep this
-order.
-"""
+JOINED_EXPERTS = ("experts_gate_up", "experts_down")
+SINGLE_EXPERTS = ("experts_gate", "experts_up", "experts_down")
+"""The projections of experts, as files hold their LoRA: of all experts together, or of each expert alone."""
+TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", EMBEDDING, HEAD),
+    *("router", "shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_gate"),
+    *("experts_gate_up", "experts_gate", "experts_up", "experts_down"),
+)
+"""The names of the modules that an adapter can change (targets). Lists and hashes keep this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +65,43 @@ class SavedSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSpec:
-    """All parts of a validated adapter: LoRA modules, biases and saved matrices.
+class ExpertSpec:
+    """The LoRA of one projection of experts, of all experts together or of one alone."""
 
-    Each of the three lists is sorted by layer, then by the order of `TARGETS`.
+    layer: int
+    target: str
+    """One of JOINED_EXPERTS if `expert` is None, else one of SINGLE_EXPERTS."""
+    expert: int | None
+    rank: int
+    """The rank of each expert."""
+    scale: float
+    A: TensorEntry  # [rank, in_features]; of all experts [experts * rank, in_features], expert by expert
+    B: TensorEntry  # [out_features, rank]; of all experts [out_features, rank * experts], rank by rank
+
+    @property
+    def entries(self) -> tuple[TensorEntry, ...]:
+        return self.A, self.B
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """All parts of a validated adapter: LoRA modules, biases, saved matrices, and the LoRA of experts.
+
+    Each of the lists is sorted by layer, then by the order of `TARGETS`.
     """
 
     r: int
     """The field `r` of the configuration, which is the default rank. `rank_pattern` may give a module another rank."""
     modules: tuple[ModuleSpec, ...]
-    """The LoRA of each module that has LoRA. The list is never empty."""
+    """The LoRA of each module that has LoRA. Empty only if experts have LoRA."""
     biases: tuple[BiasSpec, ...] = ()
     saved: tuple[SavedSpec, ...] = ()
+    experts: tuple[ExpertSpec, ...] = ()
 
     @property
     def rank(self) -> int:
         """The largest rank among the modules of the adapter."""
-        return max(module.rank for module in self.modules)
+        return max([module.rank for module in self.modules] + [part.rank for part in self.experts])
 
     @property
     def target_modules(self) -> tuple[str, ...]:
@@ -85,7 +110,7 @@ class AdapterSpec:
         The adapter changes a module by LoRA, by a new bias or by a new matrix.
         """
         changed = {module.target for module in self.modules} | {part.target for part in self.biases}
-        changed |= {part.target for part in self.saved}
+        changed |= {part.target for part in self.saved} | {part.target for part in self.experts}
         return tuple(target for target in TARGETS if target in changed)
 
     @property
@@ -95,3 +120,5 @@ class AdapterSpec:
             yield from module.entries
         yield from (part.bias for part in self.biases)
         yield from (part.matrix for part in self.saved)
+        for expert in self.experts:
+            yield from expert.entries

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 
-from graftwork.adapters.format.adapter_spec import AdapterSpec, ModuleSpec
+from graftwork.adapters.format.adapter_spec import AdapterSpec, ExpertSpec, ModuleSpec
 from graftwork.adapters.format.layout import parse_adapter
 from graftwork.adapters.format.safetensors_file import Readable, TensorEntry
 from graftwork.engine.core.stats import EngineDescription
@@ -78,7 +78,13 @@ def _table(spec: AdapterSpec, base_fingerprint: str) -> dict[str, object]:
         table["biases"] = [[part.layer, part.target, *_form(part.bias)] for part in spec.biases]
     if spec.saved:
         table["saved"] = [[part.target, *_form(part.matrix)] for part in spec.saved]
+    if spec.experts:
+        table["experts"] = [_expert_row(part) for part in spec.experts]
     return table
+
+
+def _expert_row(part: ExpertSpec) -> list[object]:
+    return [part.layer, part.target, part.expert, part.rank, part.scale.hex(), *_form(part.A), *_form(part.B)]
 
 
 def _row(module: ModuleSpec) -> list[object]:

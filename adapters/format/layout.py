@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from typing import NoReturn, TypeVar
 
 from graftwork.adapters.format.adapter_spec import TARGETS, AdapterSpec, BiasSpec, ModuleSpec
+from graftwork.adapters.format.expert_names import find_routed_place
+from graftwork.adapters.format.expert_reader import TENSORS_OF_EXPERT, read_experts
 from graftwork.adapters.format.lora_config import LoraConfig, read_lora_config
 from graftwork.adapters.format.module_reader import FoundModule, ModuleReader, refuse
-from graftwork.adapters.format.safetensors_file import Readable, TensorEntry, read_entries
+from graftwork.adapters.format.safetensors_file import MAX_TENSORS, Readable, TensorEntry, read_entries
 from graftwork.adapters.format.specs import shown
 from graftwork.adapters.format.target_names import check_module_names
 from graftwork.adapters.format.tensor_names import Part, find_place
@@ -46,14 +48,15 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
         message = f"config.base_fingerprint: the adapter belongs to another base than {description.fingerprint}."
         raise ValidationFailed(message, param="config.base_fingerprint", code="wrong_base")
     check_module_names(lora_config, description)
-    entries = read_entries(weights)
+    entries = read_entries(weights, most_tensors(description))
     if not entries:
         raise ValidationFailed("weights: the file holds no tensor, so the adapter would do nothing.", param="weights")
     reader = ModuleReader(lora_config, description)
-    found = _group(entries, reader)
+    experts, others = read_experts(entries, lora_config, description)
+    found = _group(others, reader, description)
     modules = [module for group in found for module in reader.read_lora(group)]
     _check_once(modules)
-    if not modules:
+    if not modules and not experts:
         raise ValidationFailed("weights: the file holds no lora_A and lora_B.", param="weights")
     biases = [bias for group in found if (bias := reader.read_bias(group))]
     saved = [matrix for group in found if (matrix := reader.read_saved(group))]
@@ -63,17 +66,25 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
         _in_order(modules),
         _in_order(biases),
         tuple(sorted(saved, key=lambda part: TARGETS.index(part.target))),
+        experts,
     )
 
 
-def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundModule]:
+def most_tensors(description: EngineDescription) -> int:
+    """Returns the most tensors that a file may hold. An adapter of experts may have several for each of them."""
+    experts = description.experts
+    own = 0 if experts is None else experts.num_experts * len(experts.layers) * TENSORS_OF_EXPERT
+    return MAX_TENSORS + own
+
+
+def _group(entries: Iterable[TensorEntry], reader: ModuleReader, description: EngineDescription) -> list[FoundModule]:
     """Returns the tensors by module.
 
     Raises ValidationFailed for a tensor that has no place in the model, or if two tensors have the same place.
     """
     found: dict[tuple[int | None, str], FoundModule] = {}
     for entry in entries:
-        place = find_place(entry.name)
+        place = find_routed_place(entry.name, description.experts) or find_place(entry.name)
         if place is None:
             _refuse_name(entry)
         reader.check_place(place, entry)

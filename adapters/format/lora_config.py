@@ -105,6 +105,8 @@ class LoraConfig:
 
     It is None if the file has "all-linear" or no value.
     """
+    target_parameters: tuple[str, ...]
+    """The names of parameters that have LoRA of their own, or ends of these names, such as `experts.down_proj`."""
     exclude_modules: tuple[str, ...] | ModulePattern | None
     layers_to_transform: frozenset[int]
     """The indices of the layers that have LoRA, from 0. If empty, all layers have LoRA."""
@@ -142,6 +144,10 @@ class LoraConfig:
         right_layer = not self.layers_to_transform or layer in self.layers_to_transform
         return right_layer and _is_chosen(module, self.target_modules)
 
+    def targets_parameter(self, parameter: str) -> bool:
+        """Returns whether PEFT would add LoRA to a parameter, such as `model.layers.3.mlp.experts.down_proj`."""
+        return _is_chosen(parameter, self.target_parameters)
+
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
     """Reads and checks adapter_config.json. `max_rank` is the highest rank that the server accepts.
@@ -161,6 +167,7 @@ def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
         rank_pattern=_rank_pattern(config, max_rank),
         alpha_pattern=_alpha_pattern(config),
         target_modules=_choice("config.target_modules", None if target_modules == _ALL_LINEAR else target_modules),
+        target_parameters=_names(config, "target_parameters"),
         exclude_modules=_choice("config.exclude_modules", exclude_modules),
         layers_to_transform=_layers_to_transform(config),
         use_dora=_boolean(config, "use_dora"),
@@ -227,6 +234,13 @@ def _choice(param: str, value: object) -> tuple[str, ...] | ModulePattern | None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _refused(param, "must be a list of module names, or one string.")
     return tuple(value)
+
+
+def _names(config: dict[str, Any], field: str) -> tuple[str, ...]:
+    value = config.get(field)
+    if value is not None and (not isinstance(value, list) or not all(isinstance(name, str) for name in value)):
+        raise _refused(f"config.{field}", "must be a list of names.")
+    return tuple(value or ())
 
 
 def _layers_to_transform(config: dict[str, Any]) -> frozenset[int]:

@@ -12,7 +12,7 @@ from typing import NoReturn
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, BiasSpec, ModuleSpec, SavedSpec
 from graftwork.adapters.format.lora_config import LoraConfig
 from graftwork.adapters.format.safetensors_file import TensorEntry
-from graftwork.adapters.format.tensor_names import FUSED, PARENTS, Part, Place
+from graftwork.adapters.format.tensor_names import FUSED, PARENTS, ROUTED, Part, Place
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
@@ -52,6 +52,12 @@ class ModuleReader:
             refuse(entry, f"the model has no module '{place.parent}.{place.target}' for it; it has {known}.")
         if place.layer >= self._description.num_layers:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
+        experts = self._description.experts
+        is_routed = experts is not None and place.layer in experts.layers
+        if place.parent == "mlp" and is_routed:
+            refuse(entry, f"layer {place.layer} has experts in place of this module.")
+        if place.parent == ROUTED and not is_routed:
+            refuse(entry, f"layer {place.layer} has no experts, and so no such module.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
         """Returns the LoRA of the module.
@@ -63,21 +69,22 @@ class ModuleReader:
         if not found.has_lora:
             self._refuse_lone(found)
             return []
-        if not self._config.targets(place.module, place.layer):
+        name = self._targeted_name(place)
+        if name is None:
             entry = entries.get(Part.A) or entries[Part.B]
             refuse(entry, "the config's target_modules, exclude_modules or layers_to_transform leave this module out.")
         for part, other in ((Part.A, Part.B), (Part.B, Part.A)):
             if other not in entries:
                 refuse(entries[part], f"its counterpart {other} is missing.")
         out_features, in_features = self._shape(place.target)
-        rank = self._config.rank(place.module)
+        rank = self._config.rank(name)
         self._check_factor(entries[Part.A], (rank, in_features), rank)
         self._check_factor(entries[Part.B], (out_features, rank), rank)
         whole = ModuleSpec(
             place.layer,
             place.target,
             rank,
-            self._config.scale(place.module),
+            self._config.scale(name),
             entries[Part.A],
             entries[Part.B],
             self._optional(found, Part.MAGNITUDE, "use_dora", self._config.use_dora),
@@ -96,7 +103,7 @@ class ModuleReader:
             refuse(entry, "the config's bias is 'none', so it would not be applied.")
         if place.target not in self._description.biased_targets:
             refuse(entry, "the base model has no bias there that it could replace.")
-        _check_shape(entry, (self._shape(place.target)[0],), "the model asks for")
+        check_shape(entry, (self._shape(place.target)[0],), "the model asks for")
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
@@ -112,8 +119,17 @@ class ModuleReader:
         if entry is None:
             return None
         shape = (self._description.vocab_size, self._description.hidden_size)
-        _check_shape(entry, shape, "the model's vocabulary and width ask for")
+        check_shape(entry, shape, "the model's vocabulary and width ask for")
         return SavedSpec(found.place.target, entry)
+
+    def _targeted_name(self, place: Place) -> str | None:
+        """Returns the name by which the configuration gives a module LoRA: its own, or that of its weight. None if the
+        configuration leaves the module out.
+        """
+        if self._config.targets(place.module, place.layer):
+            return place.module
+        weight = f"{place.module}.weight"
+        return weight if self._config.targets_parameter(weight) else None
 
     def _shape(self, target: str) -> tuple[int, int]:
         """Returns (out_features, in_features) of the module in the model."""
@@ -126,7 +142,7 @@ class ModuleReader:
         return sum(shape[0] for shape in shapes), shapes[0][1]
 
     def _check_factor(self, entry: TensorEntry, expected: tuple[int, int], rank: int) -> None:
-        _check_shape(entry, expected, f"the model and the config's rank {rank} ask for")
+        check_shape(entry, expected, f"the model and the config's rank {rank} ask for")
 
     def _optional(self, found: FoundModule, part: Part, field: str, is_configured: bool) -> TensorEntry | None:
         """Returns an optional tensor.
@@ -142,7 +158,7 @@ class ModuleReader:
         if entry is not None:
             if not is_configured:
                 refuse(entry, f"the config does not set {field}, so it would not be applied.")
-            _check_shape(entry, (self._shape(found.place.target)[0],), "the model asks for")
+            check_shape(entry, (self._shape(found.place.target)[0],), "the model asks for")
         return entry
 
     def _refuse_lone(self, found: FoundModule) -> None:
@@ -176,7 +192,8 @@ def refuse(entry: TensorEntry, problem: str) -> NoReturn:
     raise ValidationFailed(f"{entry.param}: {problem}", param=entry.param)
 
 
-def _check_shape(entry: TensorEntry, expected: tuple[int, ...], who_asks: str) -> None:
+def check_shape(entry: TensorEntry, expected: tuple[int, ...], who_asks: str) -> None:
+    """Raises ValidationFailed if a tensor has another shape."""
     if entry.shape != expected:
         refuse(entry, f"its shape is {list(entry.shape)}; {who_asks} {list(expected)}.")
 

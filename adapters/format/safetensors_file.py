@@ -23,8 +23,11 @@ from graftwork.platform.strict_json import read_object
 Readable: TypeAlias = bytes | memoryview
 """The content of a whole file, as bytes or as a memoryview of bytes."""
 
-MAX_HEADER_BYTES = 1024 * 1024
 MAX_TENSORS = 4096
+"""The most tensors of a file, where the caller sets no other limit."""
+_HEADER_BYTES_OF_TENSOR = 256
+MAX_HEADER_BYTES = MAX_TENSORS * _HEADER_BYTES_OF_TENSOR
+"""The most bytes of the header of such a file: 1 MiB."""
 _LENGTH_BYTES = 8
 _MAX_DIMENSION = 2**31 - 1
 _CHUNK_ELEMENTS = 1 << 22  # limits the memory of the search for NaN
@@ -107,31 +110,33 @@ class TensorEntry:
         return not any(bool(((chunk & mask) == mask).any()) for chunk in chunks)
 
 
-def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
+def read_entries(weights: Readable, most_tensors: int = MAX_TENSORS) -> tuple[TensorEntry, ...]:
     """Returns all tensors of the file, sorted by their offset in the file. `weights` is the content of the file.
+
+    `most_tensors` is the most that the file may hold; it limits the header too.
 
     Raises ValidationFailed. The `param` of the error names the file or the wrong tensor.
     """
-    data_start = _LENGTH_BYTES + _header_bytes(weights)
+    data_start = _LENGTH_BYTES + _header_bytes(weights, most_tensors * _HEADER_BYTES_OF_TENSOR)
     header = read_object(bytes(weights[_LENGTH_BYTES:data_start]), "weights")
     _check_metadata(header.pop("__metadata__", None))
-    if len(header) > MAX_TENSORS:
-        raise _refused(f"the file holds {len(header)} tensors; {MAX_TENSORS} is the most that is read.")
+    if len(header) > most_tensors:
+        raise _refused(f"the file holds {len(header)} tensors; {most_tensors} is the most that is read.")
     entries = tuple(sorted(_read_all(header, data_start), key=lambda entry: (entry.start, entry.end)))
     _check_coverage(entries, data_start, len(weights))
     return entries
 
 
-def header_of(weights: Readable) -> bytes:
+def header_of(weights: Readable, most_tensors: int = MAX_TENSORS) -> bytes:
     """Returns everything in the file before the tensors: the 8 length bytes and the header.
 
-    Returns at most 1 MiB of the header, even if the length bytes say that the header is longer.
+    Returns no more of the header than `read_entries` would read, even if the length bytes say that it is longer.
     """
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
-    return bytes(weights[: _LENGTH_BYTES + min(length, MAX_HEADER_BYTES)])
+    return bytes(weights[: _LENGTH_BYTES + min(length, most_tensors * _HEADER_BYTES_OF_TENSOR)])
 
 
-def _header_bytes(weights: Readable) -> int:
+def _header_bytes(weights: Readable, most_bytes: int) -> int:
     """Returns the length of the header in bytes. Raises ValidationFailed if the file is not safetensors."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     looks_right = weights[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
@@ -139,8 +144,8 @@ def _header_bytes(weights: Readable) -> int:
         _refuse_archive(weights)
     if len(weights) < _LENGTH_BYTES + 2:
         raise _refused("the file is too short to be safetensors.")
-    if length > MAX_HEADER_BYTES:
-        raise _refused(f"the header claims {length} bytes; {MAX_HEADER_BYTES} is the most that is read.")
+    if length > most_bytes:
+        raise _refused(f"the header claims {length} bytes; {most_bytes} is the most that is read.")
     if length > len(weights) - _LENGTH_BYTES:
         raise _refused("the file is truncated: it ends inside its header.")
     if not looks_right or length < 2:

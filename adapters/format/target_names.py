@@ -7,12 +7,15 @@ leave out may be made for several models, and the tensors show what was trained.
 Owns the list of a base model's module names. Never reads a tensor: `module_reader.py` does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
+from graftwork.adapters.format.expert_names import routed_targets
+from graftwork.adapters.format.expert_reader import JOINED_PARAMETERS
 from graftwork.adapters.format.lora_config import LoraConfig, ModulePattern
 from graftwork.adapters.format.specs import shown
 from graftwork.adapters.format.tensor_names import FUSED, PARENTS
+from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
@@ -37,6 +40,9 @@ def check_module_names(config: LoraConfig, description: EngineDescription) -> No
     wrong = _wrong_names(config.target_modules, targets)
     if wrong:
         raise _refused("config.target_modules", wrong[0], description)
+    wrong = _wrong_names(config.target_parameters, list(_parameter_names(description, targets)))
+    if wrong:
+        raise _refused("config.target_parameters", wrong[0], description)
     excluded = config.exclude_modules
     wrong = _wrong_names(excluded, [*targets, *_other_names(description)])
     if wrong and (isinstance(excluded, ModulePattern) or len(wrong) == len(excluded or ())):
@@ -60,11 +66,36 @@ def _target_names(description: EngineDescription) -> Iterator[str]:
     for prefix in ("model.", ""):
         yield f"{prefix}{EMBEDDING}"
         for layer in range(description.num_layers):
-            for parent, targets in PARENTS.items():
-                for target in sorted(targets):
+            experts = description.experts
+            is_routed = experts is not None and layer in experts.layers
+            for parent in ("self_attn", *(() if is_routed else ("mlp",))):
+                for target in sorted(PARENTS[parent]):
                     if all(part in shapes for part in FUSED.get(target, (target,))):
                         yield f"{prefix}layers.{layer}.{parent}.{target}"
+            if experts is not None and is_routed:
+                yield from _routed_names(f"{prefix}layers.{layer}", experts, shapes)
     yield HEAD
+
+
+def _routed_names(layer: str, experts: ExpertShapes, shapes: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Yields the names of the modules of a routed layer that can have LoRA, also as older files name them."""
+    for block in experts.names.blocks:
+        for inside, target in routed_targets(experts).items():
+            if target in shapes:
+                yield f"{layer}.{block}.{inside}"
+        for number in range(experts.num_experts):
+            for projection in experts.names.projections:
+                yield f"{layer}.{block}.experts.{number}.{projection}"
+
+
+def _parameter_names(description: EngineDescription, targets: Iterable[str]) -> Iterator[str]:
+    """Yields the names of the parameters that can have LoRA of their own: weights, and those of all experts."""
+    yield from (f"{target}.weight" for target in targets)
+    experts = description.experts
+    if experts is not None:
+        for prefix in ("model.", ""):
+            for layer in experts.layers:
+                yield from (f"{prefix}layers.{layer}.mlp.experts.{name}" for name in JOINED_PARAMETERS)
 
 
 def _other_names(description: EngineDescription) -> Iterator[str]:
@@ -75,6 +106,8 @@ def _other_names(description: EngineDescription) -> Iterator[str]:
         for layer in range(description.num_layers):
             yield f"{prefix}layers.{layer}"
             yield from (f"{prefix}layers.{layer}.{name}" for name in _OTHERS_IN_LAYERS)
+        for layer in () if description.experts is None else description.experts.layers:
+            yield f"{prefix}layers.{layer}.mlp.experts"
 
 
 def _ends(name: str) -> Iterator[str]:

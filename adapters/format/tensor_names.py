@@ -18,9 +18,12 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 The rows of B belong to the targets in this order.
 """
+ROUTED = "routed layer"
+"""Stands for the parent of what a routed layer has besides its experts. Architectures name these parts differently."""
 PARENTS = {
     "self_attn": frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]),
     "mlp": frozenset(["gate_proj", "up_proj", "down_proj", "gate_up_proj"]),
+    ROUTED: frozenset(["router", "shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_gate"]),
 }
 
 
@@ -95,5 +98,10 @@ def find_place(name: str) -> Place | None:
         target = match["embedding"] or match["head"]
         part = _PARTS_OF_REST[target].get(match["part"])
         return None if part is None else Place(match["module"], None, None, target, part)
-    part = _PARTS_OF_LAYER.get(match["part"])
+    part = part_of_layer(match["part"])
     return None if part is None else Place(match["module"], int(match["layer"]), match["parent"], match["target"], part)
+
+
+def part_of_layer(text: str) -> Part | None:
+    """Returns the role of a tensor in a module of a layer, from the last part of its name; None if it is unknown."""
+    return _PARTS_OF_LAYER.get(text)

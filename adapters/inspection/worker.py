@@ -20,6 +20,7 @@ from typing import Any
 
 from graftwork.adapters.format.identity import identify_adapter
 from graftwork.adapters.inspection.frames import receive_files, send
+from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
@@ -78,7 +79,9 @@ def _identify(config: bytes, weights: memoryview, description: EngineDescription
 
 def _description(fields: dict[str, Any]) -> EngineDescription:
     shapes = {target: (out, into) for target, (out, into) in fields["target_shapes"].items()}
-    return EngineDescription(**fields | {"target_shapes": shapes, "biased_targets": tuple(fields["biased_targets"])})
+    experts = None if fields["experts"] is None else ExpertShapes.from_json(fields["experts"])
+    own = {"target_shapes": shapes, "biased_targets": tuple(fields["biased_targets"]), "experts": experts}
+    return EngineDescription(**fields | own)
 
 
 def _limit(kind: int, most: int) -> None:

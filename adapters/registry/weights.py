@@ -6,6 +6,7 @@ Invariant: every tensor comes from file content that has the adapter's digest.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -14,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, AdapterSpec, ModuleSpec
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, JOINED_EXPERTS, AdapterSpec, ExpertSpec, ModuleSpec
 from graftwork.adapters.format.identity import digest_behind, digest_prefix
-from graftwork.adapters.format.layout import read_layout
+from graftwork.adapters.format.layout import most_tensors, read_layout
 from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, header_of
 from graftwork.adapters.registry.artifact_store import ArtifactPaths, ArtifactStore, LocalArtifacts
+from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.engine.lora.expert_factors import SingleFactors, joined_pair, stacked_pair
+from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
 from graftwork.platform.errors import NotFound, Unavailable, ValidationFailed
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -67,6 +70,7 @@ class ArtifactAdapterSource:
             head=pairs.get((None, HEAD)),
             saved_embedding=saved.get(EMBEDDING),
             saved_head=saved.get(HEAD),
+            experts=build.experts(spec.experts, self._description.experts),
         )
 
     def _verify(self, digest: str, config: bytes, weights: memoryview) -> AdapterSpec:
@@ -84,7 +88,7 @@ class ArtifactAdapterSource:
 
         Many adapters have the same layout, and an evicted adapter is loaded again.
         """
-        key = (config, header_of(weights), len(weights))
+        key = (config, header_of(weights, most_tensors(self._description)), len(weights))
         with self._lock:
             if key in self._layouts:
                 self._layouts.move_to_end(key)
@@ -114,6 +118,29 @@ class _Builder:
             magnitude=None if module.magnitude is None else self.tensor(module.magnitude),  # [out_features]
             bias=None if module.bias is None else self.tensor(module.bias),  # [out_features]
         )
+
+    def experts(self, specs: Sequence[ExpertSpec], shapes: ExpertShapes | None) -> dict[tuple[int, str], ExpertPair]:
+        """Returns the factors of experts by layer and group of projections."""
+        if shapes is None:
+            return {}
+        pairs: dict[tuple[int, str], ExpertPair] = {}
+        singles: dict[tuple[int, str], list[SingleFactors]] = {}
+        for spec in specs:
+            A, B = self.tensor(spec.A), self.tensor(spec.B)
+            is_down = spec.target == JOINED_EXPERTS[1]
+            if spec.expert is None:
+                interleaves = shapes.interleaves and not is_down
+                pair = joined_pair(A, B, spec.scale, shapes.num_experts, interleaves=interleaves)
+                pairs[spec.layer, spec.target] = pair
+                continue
+            out_start = shapes.intermediate_size if spec.target == "experts_up" else 0
+            group = JOINED_EXPERTS[1] if is_down else JOINED_EXPERTS[0]
+            own = SingleFactors(spec.expert, A, B, spec.scale, out_start)
+            singles.setdefault((spec.layer, group), []).append(own)
+        for (layer, group), parts in singles.items():
+            width = (shapes.down if group == JOINED_EXPERTS[1] else shapes.gate_up)[0]
+            pairs[layer, group] = stacked_pair(parts, shapes.num_experts, width)
+        return pairs
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """Returns one tensor as a view of the file.

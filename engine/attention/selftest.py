@@ -61,9 +61,12 @@ def _error(model: ModelConfig, layer: int, page_tokens: int, device: torch.devic
     query = torch.randn(num_rows, model.num_heads, model.head_dim, generator=generator).to(dtype)
     batch = AttentionBatch(placed, torch.zeros(num_rows, dtype=torch.int64, device=device))
 
-    mixed = TritonAttention(model, cache, dtype).plan(batch).attend(layer, query.to(device)).cpu()
+    sinks = torch.randn(model.num_heads, generator=generator) if model.block.has_sinks else None
+    of_layers = None if sinks is None else [sinks.to(device)] * model.num_layers
 
-    rules = ScoreRules(model.score_scale, model.windows[layer], model.scales.attention_cap)
+    mixed = TritonAttention(model, cache, dtype, of_layers).plan(batch).attend(layer, query.to(device)).cpu()
+
+    rules = ScoreRules(model.score_scale, model.windows[layer], model.scales.attention_cap, sinks)
     expected = attend(query, keys.cpu(), values.cpu(), batch, rules)
     return ((mixed.double() - expected).abs().max() / expected.abs().max()).item()
 

@@ -5,8 +5,7 @@ before, and has waited for the copies of the layer's other pages. Copies whole p
 makes a step a fifth faster than copying single tokens.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
@@ -16,83 +15,95 @@ from graftwork.engine.attention.key_groups import ChunkRows, DecodeRows, KeyGrou
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.model.config import ModelConfig
 
+Sinks = Sequence[torch.Tensor] | None
+"""The sinks of each layer, fp32 [heads]. None if the model has none."""
+Pages = tuple[torch.Tensor, torch.Tensor]
+"""The keys and the values of one layer, each [frames, page_tokens, kv_heads, head_dim]."""
+
 
 class TorchAttention:
     """The attention backend in torch, for any device. The reference of all other backends."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, grouper: KeyGrouper) -> None:
+    def __init__(self, config: ModelConfig, cache: KvCache, grouper: KeyGrouper, sinks: Sinks = None) -> None:
         self._config = config
         self._cache = cache
         self._grouper = grouper
+        self._sinks = sinks
 
     def plan(self, batch: AttentionBatch) -> "TorchStepAttention":
-        return TorchStepAttention(self._config, self._cache, self._grouper.group(batch))
+        return TorchStepAttention(self._config, self._cache, self._grouper.group(batch), self._sinks)
 
 
 class TorchStepAttention:
     """Computes the attention of one step over keys and values in the pages of one KV cache."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, groups: KeyGroups) -> None:
+    def __init__(self, config: ModelConfig, cache: KvCache, groups: KeyGroups, sinks: Sinks) -> None:
         self._config = config
         self._cache = cache
         self._groups = groups
+        self._sinks = sinks
         self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
-        cap = config.scales.attention_cap
-        self._scale = config.scales.attention if cap is None else config.score_scale
-        self._mix: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
-        if cap is not None:
-            self._mix = partial(capped_attention, cap=cap)
+        self._cap = config.scales.attention_cap
+        self._scale = config.scales.attention
+        if scores_need_fp32(config):
+            self._scale = config.score_scale
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
+        sinks = None if self._sinks is None else self._sinks[layer]
         visible = self._visible_by_window[self._config.windows[layer]]
         if self._groups.is_one_decode(len(query)):
-            return self._decode(query, keys, values, self._groups.decodes[0], visible.decodes[0]).flatten(1)
+            return self._decode(query, (keys, values), self._groups.decodes[0], visible.decodes[0], sinks).flatten(1)
         if self._groups.is_one_chunk(len(query)):
-            return self._chunk(query, keys, values, self._groups.chunks[0], visible.chunks[0]).flatten(1)
+            return self._chunk(query, (keys, values), self._groups.chunks[0], visible.chunks[0], sinks).flatten(1)
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
-            mixed[decode.rows] = self._decode(query[decode.rows], keys, values, decode, mask)
+            mixed[decode.rows] = self._decode(query[decode.rows], (keys, values), decode, mask, sinks)
         for chunk, mask in zip(self._groups.chunks, visible.chunks, strict=True):
             rows_of_chunk = slice(chunk.start_row, chunk.end_row)
-            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], keys, values, chunk, mask)
+            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], (keys, values), chunk, mask, sinks)
         return mixed.flatten(1)
 
     def _decode(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
+        self, query: torch.Tensor, pages: Pages, decode: DecodeRows, mask: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """Computes attention for rows of one query each. Query heads that share a KV head are computed as several
         queries of it.
         """
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
-        mixed = self._mix(
-            grouped,
-            self._gather(keys, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
-            self._gather(values, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
-            attn_mask=mask,
-            scale=self._scale,
-        )
+        keys, values = (self._gather(one, decode.pages, decode.num_tables).expand(count, -1, -1, -1) for one in pages)
+        own_sinks = None if sinks is None else sinks.view(1, kv_heads, -1, 1)
+        mixed = self._mix(grouped, keys, values, mask, own_sinks)
         return mixed.flatten(1, 2)  # [queries, heads, head_dim]
 
     def _chunk(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
+        self, query: torch.Tensor, pages: Pages, chunk: ChunkRows, mask: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
-        by_kv_head = query.view(len(query), self._config.num_kv_heads, -1, query.shape[-1])
-        grouped = by_kv_head.permute(1, 2, 0, 3)  # [kv_heads, group, queries, head_dim]
-        mixed = self._mix(
-            grouped,
-            self._keys_of_heads(keys, chunk).expand(-1, grouped.shape[1], -1, -1),
-            self._keys_of_heads(values, chunk).expand(-1, grouped.shape[1], -1, -1),
-            attn_mask=mask,
-            scale=self._scale,
-        )
+        kv_heads = self._config.num_kv_heads
+        grouped = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
+        keys, values = (self._keys_of_heads(one, chunk).expand(-1, grouped.shape[1], -1, -1) for one in pages)
+        own_sinks = None if sinks is None else sinks.view(kv_heads, -1, 1, 1)
+        mixed = self._mix(grouped, keys, values, mask, own_sinks)  # [kv_heads, group, queries, head_dim]
         return mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [queries, heads, head_dim]
 
     def _keys_of_heads(self, pages: torch.Tensor, chunk: ChunkRows) -> torch.Tensor:
         """Returns the keys or values that a chunk attends to, by head.  # [kv_heads, 1, num_keys, head_dim]"""
         return self._gather(pages, chunk.pages, 1)[:, :, : chunk.num_keys].transpose(0, 1)
+
+    def _mix(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self._cap is None and sinks is None:
+            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self._scale)
+        assert self._scale is not None
+        return attention_in_fp32(query, keys, values, attn_mask=mask, scale=self._scale, cap=self._cap, sinks=sinks)
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
@@ -100,20 +111,34 @@ class TorchStepAttention:
         return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)
 
 
-def capped_attention(
+def scores_need_fp32(config: ModelConfig) -> bool:
+    """Returns whether scores are computed in fp32, because torch's own attention has neither caps nor sinks."""
+    return config.scales.attention_cap is not None or config.block.has_sinks
+
+
+def attention_in_fp32(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
     attn_mask: torch.Tensor,
     scale: float,
-    cap: float,
+    cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Computes attention with scores cap * tanh(scale * product / cap), in fp32. torch's own function has no cap.
+    """Computes attention with scores cap * tanh(scale * product / cap), if there is a cap, and with sinks, in fp32.
 
     query: [batch, heads, queries, head_dim]; keys, values: [batch, heads, keys, head_dim]; attn_mask: True where a key
-    may be seen. Returns [batch, heads, queries, head_dim] in the dtype of `query`.
+    may be seen; sinks: fp32 logits without values, to be broadcast to [batch, heads, queries, 1]. Returns [batch, heads,
+    queries, head_dim] in the dtype of `query`.
     """
     scores = (query.float() @ keys.float().transpose(-1, -2)) * scale
-    scores = (torch.tanh(scores / cap) * cap).masked_fill(~attn_mask, float("-inf"))
-    return (scores.softmax(dim=-1) @ values.float()).to(query.dtype)
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    scores = scores.masked_fill(~attn_mask, float("-inf"))
+    if sinks is None:
+        return (scores.softmax(dim=-1) @ values.float()).to(query.dtype)
+    peaks = torch.maximum(scores.amax(dim=-1, keepdim=True), sinks)
+    weights = torch.exp(scores - peaks)
+    masses = weights.sum(dim=-1, keepdim=True) + torch.exp(sinks - peaks)
+    return ((weights / masses) @ values.float()).to(query.dtype)

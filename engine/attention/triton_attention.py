@@ -8,7 +8,7 @@ Invariant: the bits of a decoding row follow from its own request alone, and a d
 the only row of its request.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -58,15 +58,20 @@ class DecodeCapacity:
 class TritonAttention:
     """The attention backend for CUDA. Owns the memory for partial sums, which all layers and steps use."""
 
-    def __init__(self, config: ModelConfig, cache: KvCache, dtype: torch.dtype) -> None:
-        """`dtype` is the dtype of queries. Raises ValueError if the kernels do not serve the model's sizes."""
+    def __init__(
+        self, config: ModelConfig, cache: KvCache, dtype: torch.dtype, sinks: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """`dtype` is the dtype of queries, and `sinks` are those of each layer, fp32 [heads]. Raises ValueError if the kernels do not serve the model's sizes."""
         page_tokens = cache.page_shape[2]
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_tokens, dtype, cache.dtype)
         self._shape = shape
         self._device = cache.device
         self._windows = config.windows
         scale, cap = config.score_scale, config.scales.attention_cap
-        self._rules = {window: ScoreRules(scale, window, cap) for window in config.windows}
+        self._rules = [
+            ScoreRules(scale, window, cap, None if sinks is None else sinks[layer])
+            for layer, window in enumerate(config.windows)
+        ]
         self._layers = [LayerPages(*cache.layer(layer)) for layer in range(cache.num_layers)]
         self._num_programs = _num_programs(cache.device)
         self._sums = PartialSums.empty(shape, 0, cache.device)
@@ -171,8 +176,8 @@ class _Layers:
     pages: list[LayerPages]
     windows: tuple[int | None, ...]
     """The window of each layer."""
-    rules: Mapping[int | None, ScoreRules]
-    """By window."""
+    rules: list[ScoreRules]
+    """Of each layer."""
 
 
 class FixedStepAttention:
@@ -210,7 +215,7 @@ class TritonStepAttention:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         layers = self._layers
         window = layers.windows[layer]
-        plan, rules, pages = self._by_window[window], layers.rules[window], layers.pages[layer]
+        plan, rules, pages = self._by_window[window], layers.rules[layer], layers.pages[layer]
         output = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         layer_attention = LayerAttention(layers.shape, rules, query, output, pages)
         attend_chunks(layer_attention, plan.chunks)

@@ -71,7 +71,7 @@ def served_attention_variants(
     shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, page_tokens, dtype, kv_dtype)
     for window in dict.fromkeys(model.windows):
         name = "attention" if window is None else f"attention window {window}"
-        for launch in launches_for(NamedShape(name, shape, window, model.scales.attention_cap)):
+        for launch in launches_for(NamedShape(name, shape, window, model.scales.attention_cap, model.block.has_sinks)):
             yield variant_of(name, launch)
 
 
@@ -84,7 +84,7 @@ def launches_for(named: NamedShape) -> tuple[Launch, Launch, Launch]:
     page_shape = (2, 2, shape.page_tokens, shape.num_kv_heads, shape.head_dim)  # keys and values of two layers
     pages = torch.empty((4, *page_shape), dtype=shape.kv_dtype, device=_META)
     query = torch.empty(4, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=_META)
-    sinks = torch.empty(shape.num_heads, dtype=shape.dtype, device=_META) if named.has_sinks else None
+    sinks = torch.empty(shape.num_heads, dtype=torch.float32, device=_META) if named.has_sinks else None
     layer = LayerAttention(
         shape,
         ScoreRules(shape.head_dim**-0.5, named.window, named.cap, sinks),

@@ -11,7 +11,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.key_groups import KeyGrouper
-from graftwork.engine.attention.torch_attention import TorchAttention
+from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig
@@ -25,9 +25,9 @@ _COST_WITHOUT_TRITON = "attention copies all pages that it reads, and decoding t
 
 
 def build_attention(
-    config: EngineConfig, model: ModelConfig, storage: KvStorage, dtype: torch.dtype
+    config: EngineConfig, model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Sinks = None
 ) -> AttentionBackend:
-    """Builds the attention backend that the setting `kernels` names.
+    """Builds the attention backend that the setting `kernels` names. `sinks` are those of the model's layers.
 
     `auto` takes Triton on CUDA if its kernels work there, else torch. Raises InvalidRequest if the name is unknown, or
     if it names kernels that do not work on this machine.
@@ -39,12 +39,12 @@ def build_attention(
             f"kernels {wanted!r} of attention is not known: choose one of {', '.join(_CHOICES)}.", param="kernels"
         )
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
-        return _torch(model, storage, dtype)
+        return _torch(model, storage, dtype, sinks)
     failure = _why_not_triton(model, config.page_tokens, device, dtype)
     if failure is None:
         from graftwork.engine.attention.triton_attention import TritonAttention
 
-        return TritonAttention(model, storage.cache, dtype)
+        return TritonAttention(model, storage.cache, dtype, sinks)
     if wanted == "triton":
         raise InvalidRequest(
             f"The Triton attention kernels do not work on {device} ({failure}). "
@@ -55,15 +55,14 @@ def build_attention(
         "attention_kernels_unavailable",
         extra={"device": str(device), "reason": failure, "loss": _COST_WITHOUT_TRITON},
     )
-    return _torch(model, storage, dtype)
+    return _torch(model, storage, dtype, sinks)
 
 
-def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype) -> AttentionBackend:
+def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Sinks) -> AttentionBackend:
     memory = storage.device_memory
-    is_capped = model.scales.attention_cap is not None
-    rules = BatchInvariance.of(torch.float32 if is_capped else dtype)  # capped scores are computed in fp32
+    rules = BatchInvariance.of(torch.float32 if scores_need_fp32(model) else dtype)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
-    return TorchAttention(model, storage.cache, grouper)
+    return TorchAttention(model, storage.cache, grouper, sinks)
 
 
 def _why_not_triton(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -76,6 +76,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         has_post_norms=config.block.norms.after_attention is not None,
         has_wide_qk_norm=config.block.has_wide_qk_norm,
         activation=config.activation.value,
+        other_intermediates=tuple(width for width in config.mlp_widths if width != config.intermediate_size),
         ropes=tuple(
             None if rope is None else (rope.rotated_features(config.head_dim), rope.is_interleaved)
             for rope in dict.fromkeys(config.ropes)

@@ -296,4 +296,5 @@ def _describe(settings: RankSettings, limits: SchedulerLimits, device_pages: int
         max_requests=limits.max_running + limits.queue.requests,
         max_domain_requests=limits.max_running + limits.queue.domain_requests,
         version=graftwork.__version__,
+        experts=None if model.experts is None else model.experts.shapes,
     )

@@ -120,9 +120,10 @@ class RunnerParts:
     def _graph_build(self, packed: "PackedParts | None", sampler: Sampler, storage: KvStorage) -> GraphBuild | None:
         """Returns what graphs can be captured from. None if torch computes a part of the step that graphs need.
 
-        A graph's logits are overwritten by the next step, and torch's sampler may read them later.
+        A graph's logits are overwritten by the next step, and torch's sampler may read them later. The host must know
+        the choices of routers.
         """
-        if packed is None or isinstance(sampler, TorchSampler):
+        if packed is None or isinstance(sampler, TorchSampler) or self.model.experts is not None:
             return None
         return GraphBuild(packed, storage.cache.gates, self.limits)
 
@@ -131,7 +132,7 @@ class RunnerParts:
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
             Decoder(self.model, self.weights, rows, self.on_layer),
-            build_attention(self.config, self.model, storage, self.dtype),
+            build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
                 storage.sizes.page_tokens,
                 memory.null_frame,
@@ -162,6 +163,7 @@ class _StepParts:
             fallback_attention=int(
                 on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, TorchAttention)
             ),
+            fallback_experts=int(on_gpu and self.decoder.config.experts is not None),
             fallback_lora=int(config.kernels_for("lora") == "auto" and isinstance(self.lora, TorchLora)),
         )
 

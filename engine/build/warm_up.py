@@ -27,9 +27,9 @@ from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
 from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
+from graftwork.engine.lora.resident_adapter import ExpertDelta, GroupDelta, ResidentAdapter, SliceDelta
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GROUPS, GroupShape
+from graftwork.engine.model.projections import EXPERT_GROUPS, GroupShape, group_shapes
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
@@ -48,25 +48,14 @@ class WarmUpAdapters:
     """
 
     def __init__(self, model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        deltas: dict[tuple[int, str], GroupDelta] = {}
-        for group in GROUPS:
-            shape = GroupShape.of(model, group.targets)
-            ends = list(accumulate(shape.widths))
-            slices = tuple(
-                SliceDelta(
-                    torch.zeros(rank, width, dtype=dtype, device=device),
-                    number * rank,
-                    (number + 1) * rank,
-                    end - width,
-                    end,
-                )
-                for number, (width, end) in enumerate(zip(shape.widths, ends, strict=True))
-            )
-            A = torch.zeros(rank * len(slices), shape.in_features, dtype=dtype, device=device)
-            deltas |= {(layer, group.name): GroupDelta(A, None, slices) for layer in range(model.num_layers)}
+        by_group = {shape: _zero_delta(shape, rank, dtype, device) for shape in set(group_shapes(model).values())}
+        deltas = {key: by_group[shape] for key, shape in group_shapes(model).items()}
+        experts = _zero_experts(model, rank, dtype, device)
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         self._by_digest = {
-            use.digest: ResidentAdapter(use.digest, nothing, deltas, None, None, None, rank, is_low_rank=True)
+            use.digest: ResidentAdapter(
+                use.digest, nothing, deltas, None, None, None, rank, is_low_rank=True, experts=experts
+            )
             for use in _WARM_UP_MIXTURE
         }
 
@@ -83,6 +72,33 @@ class WarmUpAdapters:
         finally:
             for digest in self._by_digest:
                 lora.forget(digest)
+
+
+def _zero_delta(shape: GroupShape, rank: int, dtype: torch.dtype, device: torch.device) -> GroupDelta:
+    ends = list(accumulate(shape.widths))
+    slices = tuple(
+        SliceDelta(
+            torch.zeros(rank, width, dtype=dtype, device=device), number * rank, (number + 1) * rank, end - width, end
+        )
+        for number, (width, end) in enumerate(zip(shape.widths, ends, strict=True))
+    )
+    return GroupDelta(torch.zeros(rank * len(slices), shape.in_features, dtype=dtype, device=device), None, slices)
+
+
+def _zero_experts(
+    model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device
+) -> dict[tuple[int, str], ExpertDelta]:
+    """Returns changes of all experts. All experts of a layer share their memory."""
+    if model.experts is None:
+        return {}
+    shapes = model.experts.shapes
+
+    def zeros(features: int) -> torch.Tensor:
+        return torch.zeros(1, rank, features, dtype=dtype, device=device).expand(shapes.num_experts, -1, -1)
+
+    sizes = dict(zip(EXPERT_GROUPS, (shapes.gate_up, shapes.down), strict=True))
+    deltas = {group: ExpertDelta(zeros(into), zeros(out), None) for group, (out, into) in sizes.items()}
+    return {(layer, group): delta for layer in shapes.layers for group, delta in deltas.items()}
 
 
 def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:

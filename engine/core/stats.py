@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.engine.core.events import CacheReport
+from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.metrics import counter, gauge
 
@@ -30,7 +31,8 @@ class EngineDescription:
     target_shapes: dict[str, tuple[int, int]]
     """The pair (out_features, in_features) of each LoRA target.
 
-    The targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj.
+    The targets are q_proj, k_proj, v_proj, o_proj, and those of the MLP: gate_proj, up_proj and down_proj of dense
+    layers; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of routed layers.
     """
     max_lora_rank: int
     page_tokens: int
@@ -45,6 +47,8 @@ class EngineDescription:
     """Counts the starts of engines under one replica id (see platform/replicas/lease.py). None without a lease."""
     generation: int = FIRST_GENERATION
     """Counts the upgrades of what engines serve under this model name. Engines of one generation agree in all of it."""
+    experts: ExpertShapes | None = None
+    """The sizes and names of the model's experts; None if no layer is routed."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:
@@ -205,6 +209,7 @@ class EngineStats(EngineCounters):
     fallback_rows: int = field(default=0, metadata=_fallback("rows"))
     """1 if torch stands in for kernels of this engine's device that were wanted and do not work. The log says why."""
     fallback_attention: int = field(default=0, metadata=_fallback("attention"))
+    fallback_experts: int = field(default=0, metadata=_fallback("experts"))
     fallback_lora: int = field(default=0, metadata=_fallback("lora"))
     fallback_sampler: int = field(default=0, metadata=_fallback("sampler"))
     fallback_graphs: int = field(default=0, metadata=_fallback("graphs"))

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 
 _LARGEST = frozenset({"max_adapters_in_a_step", "object_pages", "object_bytes"})
-_ANY = frozenset({"fallback_rows", "fallback_attention", "fallback_lora", "fallback_sampler", "fallback_graphs"})
+_ANY = frozenset(f"fallback_{part}" for part in ("rows", "attention", "experts", "lora", "sampler", "graphs"))
 _MEAN = frozenset({"kv_usage_ratio"})
 
 

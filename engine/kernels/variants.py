@@ -43,6 +43,8 @@ class ModelShape:
     """Whether the outputs of attention and the MLP are normalised."""
     has_wide_qk_norm: bool = False
     activation: str = "silu"
+    other_intermediates: tuple[int, ...] = ()
+    """The widths of activations besides `intermediate`: those of experts and of shared experts."""
     ropes: tuple[tuple[int, bool] | None, ...] = ((-1, False),)
     """For each kind of rotary embedding the number of rotated features, -1 for all, and whether pairs are neighbours."""
 
@@ -120,6 +122,9 @@ def served_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
         yield word, _rotate_launch(shape, rope, torch.int32)
         yield f"{word} int64".lstrip(), _rotate_launch(shape, rope, torch.int64)
     yield shape.activation, activate_launch(*_gates_of(shape), shape.activation)
+    for width in shape.other_intermediates:
+        gate_up, inner = (_meta(_NUM_TOKENS, parts * width, dtype=shape.dtype) for parts in (2, 1))
+        yield f"{shape.activation} of {width}", activate_launch(gate_up, inner, shape.activation)
     token_ids, sources, sampled = (_meta(_NUM_TOKENS, dtype=torch.int32) for _ in range(3))
     yield "", take_tokens_launch(token_ids, sources, sampled)
 

@@ -13,8 +13,10 @@ from typing import Protocol
 
 import torch
 
+from graftwork.engine.experts.routes import HostRows
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraRows, Segment
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraRows
 
 
 class StepLora(Protocol):
@@ -30,6 +32,16 @@ class StepLora(Protocol):
         and `y` is the output of the base model's weights.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
+        """
+        ...
+
+    def add_routed(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str, rows: HostRows) -> None:
+        """Adds the LoRA deltas of each row's adapter to `y`, in place. Here a row is one token at one of its experts.
+
+        `group` is one of EXPERT_GROUPS, `x` the input of the expert's projections, and `y` the output of the base
+        model's weights. `rows` says which rows there are besides padding, and their tokens.
+
+        x: [num_rows, in_features], y: [num_rows, out_features].
         """
         ...
 

@@ -24,20 +24,20 @@ from graftwork.engine.lora.cpu_kernel import (
     SLICE_FIELDS,
     Floats,
     Group,
-    Matrix,
     Pairs,
     add_to_rows,
 )
+from graftwork.engine.lora.cpu_memory import LIKE, address_of, matrix_of
+from graftwork.engine.lora.expert_deltas import RoutedLora, RowOwners
+from graftwork.engine.lora.expert_tables import ExpertTables, RoutedKernel
 from graftwork.engine.lora.resident_adapter import RANK_PAGE, GroupDelta, ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraBatch, LoraProduct, LoraRows, Segment, TorchLora
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraBatch, LoraProduct, LoraRows, TorchLora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER, GroupShape, group_shapes
 
 GroupKey = tuple[int, str]
 """The key of a group of projections: the pair (layer, group name), as in ResidentAdapter.deltas."""
-
-LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""By dtype of the matrices, a value of the numpy type with which the kernel reads their elements."""
 
 _FIRST_SLOTS = 16
 
@@ -80,21 +80,26 @@ class AddressTables:
         self._slots[adapter.digest] = slot
         self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
 
-    def leave(self, digest: str) -> None:
-        """Removes an adapter from the tables: sets its addresses to zero.
+    def leave(self, digest: str) -> int | None:
+        """Removes an adapter from the tables: sets its addresses to zero. Returns its slot.
 
-        Does nothing if the adapter is not in the tables.
+        Does nothing if the adapter is not in the tables, and returns None.
         """
         slot = self._slots.pop(digest, None)
         if slot is None:
-            return
+            return None
         del self._num_ranks[digest]
         for table, _ in self._groups.values():
             table[slot] = 0
         self._free.append(slot)
+        return slot
 
     def slot_of(self, digest: str) -> int:
         return self._slots[digest]
+
+    @property
+    def free_slots(self) -> Sequence[int]:
+        return self._free
 
     def ranks_of(self, digest: str) -> int:
         """Returns the largest total rank of an adapter over all groups of projections.
@@ -130,8 +135,8 @@ def _empty_group(widths: Sequence[int]) -> Group:
 def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int]:
     """Returns one adapter's row of a group's table, in the layout that cpu_kernel.py reads."""
     num_ranks = delta.num_ranks
-    entry = [_address(delta.A, (num_ranks, shape.in_features), dtype)]
-    entry += [0 if delta.scales is None else _address(delta.scales, (num_ranks,), torch.float32), num_ranks]
+    entry = [address_of(delta.A, (num_ranks, shape.in_features), dtype)]
+    entry += [0 if delta.scales is None else address_of(delta.scales, (num_ranks,), torch.float32), num_ranks]
     parts = {part.out_start: part for part in delta.slices}
     out_start = 0
     for width in shape.widths:
@@ -139,18 +144,10 @@ def _entry(delta: GroupDelta, shape: GroupShape, dtype: torch.dtype) -> list[int
         ranks = 0 if part is None else part.rank_end - part.rank_start
         assert ranks % RANK_PAGE == 0
         assert part is None or part.rank_end <= num_ranks
-        entry += [0, 0, 0] if part is None else [_address(part.B, (ranks, width), dtype), part.rank_start, ranks]
+        entry += [0, 0, 0] if part is None else [address_of(part.B, (ranks, width), dtype), part.rank_start, ranks]
         out_start += width
     assert not parts, "a delta of columns that the group does not have"
     return entry
-
-
-def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Returns the address of a matrix. The matrix must be contiguous, because an entry holds no strides."""
-    assert matrix.shape == shape
-    assert matrix.dtype == dtype
-    assert matrix.is_contiguous()
-    return matrix.data_ptr()
 
 
 class KernelProduct:
@@ -164,23 +161,19 @@ class KernelProduct:
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         assert x.dtype == y.dtype
         add_to_rows(
-            _matrix(y), _matrix(x), self._tables.group((layer, group)), self._pairs, self._scratch, LIKE[y.dtype]
+            matrix_of(y), matrix_of(x), self._tables.group((layer, group)), self._pairs, self._scratch, LIKE[y.dtype]
         )
-
-
-def _matrix(rows: torch.Tensor) -> Matrix:
-    """Returns a tensor as the kernel's Matrix. The caller must keep the tensor alive."""
-    row_stride, element_stride = rows.stride()
-    assert element_stride == 1
-    return rows.data_ptr(), row_stride, rows.shape[1]
 
 
 class CpuLora:
     """The LoRA backend for CPUs. A compiled kernel serves decoding tokens, and torch serves prefill chunks."""
 
-    def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
-        """`rest` applies the adapters of the rows that the kernel does not serve."""
+    def __init__(self, tables: AddressTables, rest: TorchLora, experts: ExpertTables | None = None) -> None:
+        """`rest` applies the adapters of the rows that the kernel does not serve. A model without routed layers has no
+        `experts`.
+        """
         self.tables = tables
+        self.experts = experts
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
         self.rows = LoraRows()
@@ -188,10 +181,14 @@ class CpuLora:
     def place(self, adapter: ResidentAdapter) -> None:
         self._rest.place(adapter)
         self.tables.enter(adapter)
+        if self.experts is not None:
+            self.experts.enter(self.tables.slot_of(adapter.digest), adapter)
 
     def forget(self, digest: str) -> None:
         self._rest.forget(digest)
-        self.tables.leave(digest)
+        slot = self.tables.leave(digest)
+        if self.experts is not None and slot is not None:
+            self.experts.leave(slot)
 
     @property
     def copied_bytes(self) -> int:
@@ -200,11 +197,19 @@ class CpuLora:
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         for segment in segments:
             self.rows.count(segment, by_torch=segment.num_rows - len(segment.decoding))
-        return LoraBatch(segments, self._products, self._rest.rules, num_rows)
+        return LoraBatch(segments, self._products, self._rest.rules, num_rows, self._routed(segments, num_rows))
 
     def check_integrity(self) -> None:
         self._rest.check_integrity()
         self.tables.check_integrity()
+        if self.experts is not None:
+            self.experts.check_integrity(self.tables.free_slots)
+
+    def _routed(self, segments: Sequence[Segment], num_rows: int) -> RoutedLora | None:
+        """Returns what applies the adapters of one step to experts."""
+        if self.experts is None:
+            return None
+        return RoutedKernel(self.experts, RowOwners(segments, num_rows), self.tables.slot_of)
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
         """Plans the products of one step. LoraBatch calls it as its ProductPlanner."""
@@ -249,10 +254,7 @@ def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> C
     There is a table for each group of projections of the model, and one for its output head. `rest` applies the
     adapters to the tokens that the compiled kernel does not serve.
     """
-    shapes = {
-        (layer, group.name): GroupShape.of(model, group.targets)
-        for layer in range(model.num_layers)
-        for group in GROUPS
-    }
+    shapes = group_shapes(model)
     shapes[HEAD_LAYER, HEAD.name] = GroupShape(model.hidden_size, (model.vocab_size,))
-    return CpuLora(AddressTables(shapes, dtype), rest)
+    experts = None if model.experts is None else ExpertTables(model, dtype)
+    return CpuLora(AddressTables(shapes, dtype), rest, experts)

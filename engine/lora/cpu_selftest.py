@@ -13,7 +13,8 @@ import torch
 from graftwork.engine.lora.cpu_backend import AddressTables, CpuLora
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta, compacted
-from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 

@@ -15,14 +15,15 @@ from torch.nn import functional
 from graftwork.engine.lora.resident_adapter import (
     RANK_PAGE,
     EmbeddingDelta,
+    ExpertDelta,
     GroupDelta,
     ResidentAdapter,
     SliceDelta,
     compacted,
     pages_of_ranks,
 )
-from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup
+from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
+from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 Module = tuple[torch.Tensor, torch.Tensor | None]
@@ -69,6 +70,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
         None if weights.embedding is None else _embedding(weights.embedding, dtype),
         _cast(weights.saved_embedding, dtype),
         _cast(weights.saved_head, dtype),
+        {key: _expert_delta(pair, dtype) for key, pair in sorted(weights.experts.items())},
     )
     _check_finite(adapter, dtype)
     return adapter
@@ -94,7 +96,7 @@ def _group(
     base: BaseModules, dtype: torch.dtype, layer: int, group: ProjectionGroup, changes: Sequence[Change]
 ) -> GroupDelta:
     shapes = [base.shape(layer, target) for target in group.targets]
-    widths = [out_features for out_features, _ in shapes]
+    widths = [stored_width(target, shape[0]) for target, shape in zip(group.targets, shapes, strict=True)]
     columns = [
         _columns(base.module(layer, target), *change) if _touches_columns(*change) else None
         for target, change in zip(group.targets, changes, strict=True)
@@ -154,7 +156,7 @@ def _slices(
             rescaled = pair.magnitude is not None and own_columns is not None
             B = pair.B.float() * own_columns.scale[:, None] if rescaled and own_columns is not None else pair.B
             left = 1.0 if _is_exact(pair.scale, dtype) else pair.scale
-            yield SliceDelta(_stored_factor(B, dtype), rank_start, rank_end, out_start, out_end, left)
+            yield SliceDelta(_stored_factor(B, width, dtype), rank_start, rank_end, out_start, out_end, left)
             rank_start = rank_end
         out_start = out_end
 
@@ -163,9 +165,10 @@ def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwi
     """Returns the vectors of a group's targets, joined. None if no target has a vector."""
     if all(part is None or bool((part == otherwise).all()) for part in parts):
         return None
-    filled = [
-        torch.full((width,), otherwise) if part is None else part for part, width in zip(parts, widths, strict=True)
-    ]
+    filled = [torch.full((width,), otherwise) for width in widths]
+    for whole, part in zip(filled, parts, strict=True):
+        if part is not None:
+            whole[: len(part)] = part
     return torch.cat(filled)
 
 
@@ -199,11 +202,22 @@ def _is_exact(scale: float, dtype: torch.dtype) -> bool:
     return dtype != torch.float16 and math.frexp(scale)[0] == 0.5 and 2**-16 <= scale <= 2**16
 
 
-def _stored_factor(B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns B as it is stored: [ranks in pages, out_features], from [out_features, rank]."""
-    missing = pages_of_ranks(B.shape[1]) - B.shape[1]
+def _stored_factor(B: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns B as it is stored: [ranks in pages, width], from [out_features, rank]. `width` is at least out_features."""
+    out_features, rank = B.shape
+    no_ranks, no_columns = pages_of_ranks(rank) - rank, width - out_features
     transposed = B.to(dtype).t()
-    return functional.pad(transposed, (0, 0, 0, missing)) if missing else transposed
+    return functional.pad(transposed, (0, no_columns, 0, no_ranks)) if no_ranks or no_columns else transposed
+
+
+def _expert_delta(pair: ExpertPair, dtype: torch.dtype) -> ExpertDelta:
+    """Returns the change of experts as it is stored. Ranks of zeros fill the pages."""
+    A, B, scales = pair.A.to(dtype), pair.B.to(dtype).transpose(1, 2), pair.scales
+    if all(_is_exact(scale, dtype) for scale in set(scales.flatten().tolist())):
+        A, scales = A * scales[..., None].to(dtype), torch.ones_like(scales)
+    missing = pages_of_ranks(A.shape[1]) - A.shape[1]
+    A, B = (functional.pad(matrix, (0, 0, 0, missing)) for matrix in (A, B))
+    return ExpertDelta(A, B, None if bool((scales == 1.0).all()) else functional.pad(scales, (0, missing), value=1.0))
 
 
 def _embedding(pair: LoraPair, dtype: torch.dtype) -> EmbeddingDelta:
@@ -222,6 +236,9 @@ def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
         if not all(_is_finite(tensor) for tensor in tensors if tensor is not None):
             where = "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {group}"
             raise _overflow(where, dtype)
+    for (layer, group), experts in adapter.experts.items():
+        if not (_is_finite(experts.A) and _is_finite(experts.B)):
+            raise _overflow(f"layer {layer}, {group}", dtype)
     if adapter.embedding is not None and not (_is_finite(adapter.embedding.A) and _is_finite(adapter.embedding.B)):
         raise _overflow("embed_tokens", dtype)
     for tensor in (adapter.saved_embedding, adapter.saved_head):
@@ -230,7 +247,8 @@ def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
 
 
 def _is_of_one_dtype(adapter: ResidentAdapter) -> bool:
-    return all(delta.scales is None and delta.is_low_rank for delta in adapter.deltas.values())
+    is_plain = all(delta.scales is None and delta.is_low_rank for delta in adapter.deltas.values())
+    return is_plain and all(delta.scales is None for delta in adapter.experts.values())
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -53,6 +53,11 @@ class AdapterMix:
         return any(adapter.changes_vocabulary for adapter, _ in self.parts)
 
     @property
+    def changes_experts(self) -> bool:
+        """Whether any of the adapters changes experts of routed layers."""
+        return any(adapter.experts for adapter, _ in self.parts)
+
+    @property
     def single(self) -> ResidentAdapter | None:
         """The only adapter, if its weight is 1. None for a mixture (several adapters), or if the weight is not 1."""
         (adapter, weight), *others = self.parts

@@ -10,7 +10,7 @@ same, whichever other adapters are multiplied in the same product (see packs.py)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -102,6 +102,28 @@ class EmbeddingDelta:
         return EmbeddingDelta(change(self.A), change(self.B), self.scale)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertDelta:
+    """An adapter's change of one group of projections of all experts of a layer. For a row x of one expert, it adds
+    (scales * (x @ A.T)) @ B. Experts that the adapter does not change have zeros.
+    """
+
+    A: torch.Tensor  # [experts, ranks, in_features]
+    B: torch.Tensor  # [experts, ranks, out_features]
+    scales: torch.Tensor | None  # [experts, ranks] fp32; None where all are 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.A.shape[1]
+
+    def mapped(self, change: TensorChange) -> "ExpertDelta":
+        return ExpertDelta(change(self.A), change(self.B), _changed(self.scales, change))
+
+
+ExpertDeltas = dict[tuple[int, str], ExpertDelta]
+"""Changes of experts by layer and group (one of EXPERT_GROUPS)."""
+
+
 class OtherShares(Protocol):
     """Holds the parts of an adapter that the other ranks of a tensor-parallel engine need, in host memory."""
 
@@ -128,6 +150,8 @@ class ResidentAdapter:
     """The parts of the adapter that other ranks place on their devices; None without other ranks. The adapter has them on
     the host, and on the device only until they were passed on.
     """
+    experts: ExpertDeltas = field(default_factory=dict)
+    """The changes of experts. They are low-rank factors alone."""
 
     @property
     def num_bytes(self) -> int:
@@ -166,6 +190,7 @@ class ResidentAdapter:
             buffer=buffer,
             shares=None,
             deltas={key: delta.mapped(change) for key, delta in self.deltas.items()},
+            experts={key: delta.mapped(change) for key, delta in self.experts.items()},
             embedding=None if self.embedding is None else self.embedding.mapped(change),
             saved_embedding=_changed(self.saved_embedding, change),
             saved_head=_changed(self.saved_head, change),
@@ -199,9 +224,11 @@ def scattered(
     embedding: EmbeddingDelta | None,
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
+    experts: ExpertDeltas | None = None,
 ) -> ResidentAdapter:
     """Returns an adapter whose tensors are not in one buffer. See `compacted` for the arguments."""
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
+    widths += [delta.num_ranks for delta in (experts or {}).values()]
     more = (embedding, saved_embedding, saved_head)
     return ResidentAdapter(
         digest,
@@ -210,6 +237,7 @@ def scattered(
         *more,
         max_ranks=max(widths, default=0),
         is_low_rank=all(part is None for part in more) and all(delta.is_low_rank for delta in deltas.values()),
+        experts=experts or {},
     )
 
 
@@ -219,13 +247,14 @@ def compacted(
     embedding: EmbeddingDelta | None,
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
+    experts: ExpertDeltas | None = None,
 ) -> ResidentAdapter:
     """Builds an adapter from separate tensors: copies them into one new buffer of CPU memory.
 
     The keys of `deltas` are pairs (layer, name of the group of projections). `saved_embedding` and `saved_head` replace
     the base model's embedding and output head; None replaces nothing.
     """
-    loose = scattered(digest, deltas, embedding, saved_embedding, saved_head)
+    loose = scattered(digest, deltas, embedding, saved_embedding, saved_head, experts)
     buffer = torch.zeros(_starts(loose)[-1], dtype=torch.uint8)
     arranged = arranged_in(loose, buffer)
     copies = iter(_tensors(loose))

@@ -20,48 +20,13 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from graftwork.engine.experts.routes import HostRows
+from graftwork.engine.lora.expert_deltas import RoutedLora, RoutedTorch, RowOwners
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache, copied_early
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.segments import Segment
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The rows (tokens) [start, end) of the step, which all use the same adapter or the same mixture of adapters.
-
-    A step samples the next token for some rows only (the sampled rows). In the list of the sampled rows,
-    [sampled_start, sampled_end) are those that use this adapter or mixture.
-    """
-
-    start: int
-    end: int
-    mix: AdapterMix
-    sampled_start: int = 0
-    sampled_end: int = 0
-    decoding: tuple[int, ...] = ()
-    """The rows that decode, ascending. The other rows are parts of chunks (see input_batch.AdapterRun)."""
-
-    @property
-    def num_rows(self) -> int:
-        return self.end - self.start
-
-    def of_sampled(self) -> "Segment":
-        """Returns the rows of this segment whose next token is sampled, as a segment of the output head's input.
-
-        The output head gets only such rows, so the rows are numbered anew. All of them count as decoding rows, and none
-        as part of a prefill chunk.
-        """
-        rows = range(self.sampled_start, self.sampled_end)
-        return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
-
-    def of_chunks(self) -> list["Segment"]:
-        """Returns the ranges of rows (tokens) in this segment that belong to prefill chunks, each range as a segment.
-
-        Decoding rows are left out.
-        """
-        bounds = (self.start - 1, *self.decoding, self.end)
-        return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 
 
 @dataclass(slots=True)
@@ -224,14 +189,23 @@ class LoraBatch:
     """Applies the adapters of one step in every layer. The matrix products are planned once, for all layers."""
 
     def __init__(
-        self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
+        self,
+        segments: Sequence[Segment],
+        make_lanes: ProductPlanner,
+        rules: BatchInvariance,
+        num_rows: int,
+        routed: RoutedLora | None = None,
     ) -> None:
-        """`num_rows` counts all rows of the batch, including base rows and padding (see `padded_rows`)."""
+        """`num_rows` counts all rows of the batch, including base rows and padding (see `padded_rows`).
+
+        `routed` applies the adapters to experts; without it, torch does.
+        """
         self.segments = tuple(segments)
         self._rules = rules
         self._make_lanes = make_lanes
         self._with_columns = [segment for segment in self.segments if not segment.mix.is_low_rank]
         self._products = make_lanes(self.segments, num_rows)
+        self._routed = routed or RoutedTorch(RowOwners(self.segments, num_rows), rules)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Adds the LoRA delta of each row's adapter to `y`, in place. A row is one token of the step.
@@ -244,6 +218,10 @@ class LoraBatch:
         self._change_columns(y, layer, group)
         for product in self._products:
             product.add_to(y, x, layer, group)
+
+    def add_routed(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str, rows: HostRows) -> None:
+        """Adds the LoRA deltas of experts to `y`, in place. See StepLora.add_routed."""
+        self._routed.add_to(y, x, (layer, group), rows)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Changes the base model's embeddings of the tokens, in place, as each token's adapter says.

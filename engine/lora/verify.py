@@ -14,15 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
+import numpy as np
 import torch
+from torch.nn import functional
 
+from graftwork.engine.experts.routes import HostRows
 from graftwork.engine.lora.backend import LoraBackend, StepLora
 from graftwork.engine.lora.fuse import BaseModules, Module
 from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import Segment
-from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
+from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 _ROW_COUNTS = {"cpu": (5,), "cuda": (5, 80)}
@@ -118,6 +121,8 @@ class _Probe:
             step = self._step(num_rows)
             for layer, group in wheres:
                 self._probe_group(step, num_rows, layer, group, generator)
+            for (layer, group_name), pair in self._weights.experts.items():
+                self._probe_experts(step, num_rows, (layer, group_name), pair, generator)
             self._probe_embedding(step, num_rows)
 
     def _step(self, num_rows: int) -> StepLora:
@@ -134,8 +139,9 @@ class _Probe:
         plain, expected = list[torch.Tensor](), list[torch.Tensor]()
         for target, module in zip(group.targets, modules, strict=True):
             y, adapted = _outputs(self._weights, layer, target, x.float(), module)
-            plain.append(y)
-            expected.append(adapted)
+            missing = stored_width(target, y.shape[1]) - y.shape[1]
+            plain.append(functional.pad(y, (0, missing)))
+            expected.append(functional.pad(adapted, (0, missing)))
         before = torch.cat(plain, dim=1).to(self._dtype)
         after = before.clone()
         if layer == HEAD_LAYER:
@@ -143,6 +149,25 @@ class _Probe:
         else:
             step.add_deltas(after, x, layer, group.name)
         _compare(_place(layer, group), before, after, torch.cat(expected, dim=1)[1:], self._dtype)
+
+    def _probe_experts(
+        self, step: StepLora, num_rows: int, key: tuple[int, str], pair: ExpertPair, generator: torch.Generator
+    ) -> None:
+        """Tests one row of each expert. A row of the first token comes before, which has no adapter."""
+        count, _, in_features = pair.A.shape
+        numbers = np.arange(count)
+        tokens, experts = np.append(0, 1 + numbers % (num_rows - 1)), np.append(0, numbers)
+        x, before = (
+            torch.randn(count + 1, features, generator=generator, device=self._device).to(self._dtype)
+            for features in (in_features, pair.B.shape[1])
+        )
+        after = before.clone()
+        step.add_routed(after, x, *key, HostRows(np.arange(count + 1), tokens, experts))
+        expected = before[1:].float()
+        for expert in range(count):
+            A, B, scales = (tensor[expert].to(self._device).float() for tensor in pair.tensors)
+            expected[expert] += B @ (scales * (A @ x[expert + 1].float()))
+        _compare(f"layer {key[0]}, {key[1]}", before, after, expected, self._dtype)
 
     def _probe_embedding(self, step: StepLora, num_rows: int) -> None:
         """Tests what the adapter changes in the embeddings of a few tokens.

@@ -37,6 +37,21 @@ class LoraPair:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertPair:
+    """The low-rank factors of one group of projections of all experts of a layer. For a row x of one expert, they add
+    (scales * (x @ A.T)) @ B.T. Experts that the adapter does not change have zeros.
+    """
+
+    A: torch.Tensor  # [experts, ranks, in_features]
+    B: torch.Tensor  # [experts, out_features, ranks]; of gate and up together, gates first
+    scales: torch.Tensor  # [experts, ranks] fp32
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.A, self.B, self.scales
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """Everything that one adapter version adds to the base model, or replaces in it."""
 
@@ -51,15 +66,19 @@ class AdapterWeights:
     """LoRA on lm_head."""
     saved_embedding: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
     saved_head: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
+    experts: dict[tuple[int, str], ExpertPair] = field(default_factory=dict)
+    """The factors of experts by (layer index, one of EXPERT_GROUPS)."""
 
     @property
     def max_rank(self) -> int:
-        return max((pair.rank for pair in self._all_pairs()), default=0)
+        ranks = [pair.rank for pair in self._all_pairs()] + [pair.A.shape[1] for pair in self.experts.values()]
+        return max(ranks, default=0)
 
     @property
     def num_bytes(self) -> int:
         saved = [tensor for tensor in (self.saved_embedding, self.saved_head) if tensor is not None]
         tensors = [*saved, *self.biases.values(), *(tensor for pair in self._all_pairs() for tensor in pair.tensors)]
+        tensors += [tensor for pair in self.experts.values() for tensor in pair.tensors]
         return sum(tensor.nbytes for tensor in tensors)
 
     def _all_pairs(self) -> list[LoraPair]:

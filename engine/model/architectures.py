@@ -10,6 +10,7 @@ from enum import Enum, auto
 from typing import Any
 
 from graftwork.engine.model.block import LLAMA_BLOCK, BlockSpec, NormKind, NormTensors
+from graftwork.engine.model.experts import ExpertRules
 from graftwork.engine.model.rope_config import LLAMA_ROPE, RopeRules
 
 _QKV = ("q_proj", "k_proj", "v_proj")
@@ -20,11 +21,15 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 class WindowRule(Enum):
     """Says which layers have a sliding window.
 
-    In such a layer a token attends only to the last `sliding_window` tokens. `layer_types` overrides the last three.
+    In such a layer a token attends only to the last `sliding_window` tokens. `layer_types` overrides the last four.
     """
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()
+    EVERY_LAYER_IF_USED = auto()
+    """All layers, if `use_sliding_window` is set."""
+    EARLY_EVEN_LAYERS = auto()
+    """The even layers before `max_window_layers`, if `use_sliding_window` is set."""
     LATER_LAYERS = auto()
     """The layers from `max_window_layers` on, if `use_sliding_window` is set."""
     WITHOUT_ROPE = auto()
@@ -69,6 +74,12 @@ class ModelVariant:
     """By the name of a setting, the linear layers that have a bias if the setting is true."""
     has_qk_norm: bool = False
     """Whether each head of queries and keys is normalised before rotation."""
+    qk_norm_setting: str | None = None
+    """The setting that says whether heads are normalised, where the architecture alone does not."""
+    experts: ExpertRules | None = None
+    """How routed layers are described; None if the architecture has none."""
+    draft_layers_settings: tuple[str, ...] = ()
+    """The names of the setting that counts layers for drafts, whose tensors follow those of the model and are not used."""
     scales: Mapping[str, ScaleSetting] = field(default_factory=dict)
     """By the name of a field of Scales, the setting that it follows from."""
     rounds_embedding_scale: bool = False

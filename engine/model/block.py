@@ -64,6 +64,8 @@ class BlockSpec:
     norms: NormTensors = LLAMA_NORMS
     has_wide_qk_norm: bool = False
     """Whether all queries of a token are normalised together before rotation, and so are all its keys."""
+    has_sinks: bool = False
+    """Whether each head has a sink: a learned logit that takes part in the softmax of attention and has no value."""
     is_parallel: bool = False
     """Whether the MLP has the same input as attention."""
     joined_groups: tuple[str, ...] = ()

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graftwork.engine.model.architectures import COMMON_DEFAULTS, VARIANTS, ModelVariant
+from graftwork.engine.model.architectures import COMMON_DEFAULTS, ModelVariant
 from graftwork.engine.model.block import LLAMA_BLOCK, NO_SCALES, Activation, BlockSpec, Scales
+from graftwork.engine.model.expert_architectures import SERVED_VARIANTS
+from graftwork.engine.model.expert_settings import read_experts
+from graftwork.engine.model.experts import ExpertsConfig
 from graftwork.engine.model.layer_kinds import read_kinds, read_ropes, read_windows
 from graftwork.engine.model.rope_config import LongScaling, RopeConfig
 from graftwork.engine.model.settings import positive, refuse_unknown, refused, whole
@@ -56,6 +59,10 @@ class ModelConfig:
     block: BlockSpec = LLAMA_BLOCK
     activation: Activation = Activation.SILU
     scales: Scales = NO_SCALES
+    experts: ExpertsConfig | None = None
+    """The routed layers; None if all layers have a dense MLP."""
+    draft_layers: int = 0
+    """Layers of the checkpoint behind those of the model, which transformers and this engine leave out."""
 
     @property
     def kv_variant(self) -> str:
@@ -80,13 +87,49 @@ class ModelConfig:
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
-        """The pair (out_features, in_features) of each linear layer that LoRA can change, by name, such as "q_proj"."""
+        """The pair (out_features, in_features) of each linear layer that LoRA can change, by name, such as "q_proj".
+
+        Those of the MLP are absent if no layer has them. The experts' own are not among them.
+        """
+        found = self._attention_shapes
+        if self.experts is None or len(self.experts.shapes.layers) < self.num_layers:
+            found |= self._dense_shapes
+        return found if self.experts is None else found | self.experts.target_shapes
+
+    @property
+    def mlp_widths(self) -> tuple[int, ...]:
+        """The widths of the activations of all MLPs: dense ones, experts and shared experts."""
+        if self.experts is None:
+            return (self.intermediate_size,)
+        shapes, shared = self.experts.shapes, self.experts.shared
+        widths = [self.intermediate_size] if len(shapes.layers) < self.num_layers else []
+        widths += [shapes.intermediate_size] if self.experts.clamped is None else []
+        widths += [] if shared is None else [shared.intermediate_size]
+        return tuple(dict.fromkeys(widths))
+
+    def layer_shapes(self, layer: int) -> dict[str, tuple[int, int]]:
+        """Returns those of `target_shapes` that one layer has."""
+        if self.experts is not None and self.is_routed(layer):
+            return self._attention_shapes | self.experts.target_shapes
+        return self._attention_shapes | self._dense_shapes
+
+    def is_routed(self, layer: int) -> bool:
+        """Returns whether a layer has experts in place of a dense MLP."""
+        return self.experts is not None and layer in self.experts.shapes.layers
+
+    @property
+    def _attention_shapes(self) -> dict[str, tuple[int, int]]:
         query = self.num_heads * self.head_dim
         return {
             "q_proj": (query, self.hidden_size),
             "k_proj": (self.kv_width, self.hidden_size),
             "v_proj": (self.kv_width, self.hidden_size),
             "o_proj": (self.hidden_size, query),
+        }
+
+    @property
+    def _dense_shapes(self) -> dict[str, tuple[int, int]]:
+        return {
             "gate_proj": (self.intermediate_size, self.hidden_size),
             "up_proj": (self.intermediate_size, self.hidden_size),
             "down_proj": (self.hidden_size, self.intermediate_size),
@@ -127,7 +170,7 @@ def _read_model_config(folder: Path) -> ModelConfig:
         rms_norm_eps=float(raw[variant.epsilon_setting]),
         ropes=read_ropes(raw, kinds, variant),
         biased_targets=_biased_targets(raw, variant),
-        has_qk_norm=variant.has_qk_norm,
+        has_qk_norm=variant.has_qk_norm or bool(variant.qk_norm_setting and raw.get(variant.qk_norm_setting)),
         windows=read_windows(raw, kinds, variant.window_rule),
         tie_word_embeddings=raw["tie_word_embeddings"],
         context_tokens=sizes["max_position_embeddings"],
@@ -136,6 +179,8 @@ def _read_model_config(folder: Path) -> ModelConfig:
         block=variant.block,
         activation=_ACTIVATIONS[raw[variant.activation_setting]],
         scales=_scales(raw, variant),
+        experts=read_experts(raw, variant.experts),
+        draft_layers=next((whole(raw, name, 0) for name in variant.draft_layers_settings if raw.get(name)), 0),
     )
     _check_heads(config)
     return config
@@ -176,9 +221,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _variant(found: dict[str, Any]) -> ModelVariant:
     """Returns the architecture that config.json names."""
     architectures = found.get("architectures") or []
-    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in VARIANTS:
-        raise refused(f"architectures {architectures} is not served; served is one of {', '.join(VARIANTS)}.")
-    variant = VARIANTS[architectures[0]]
+    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in SERVED_VARIANTS:
+        raise refused(f"architectures {architectures} is not served; served is one of {', '.join(SERVED_VARIANTS)}.")
+    variant = SERVED_VARIANTS[architectures[0]]
     model_type = found.get("model_type", variant.model_type)
     if model_type != variant.model_type:
         raise refused(f"model_type {model_type!r} does not belong to {architectures[0]}: one of the two is wrong.")

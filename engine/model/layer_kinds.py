@@ -12,9 +12,19 @@ from graftwork.engine.model.rope_config import RopeConfig, read_rope_config, rea
 from graftwork.engine.model.settings import refused, whole
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_FREE_RULES = (WindowRule.LATER_LAYERS, WindowRule.WITHOUT_ROPE, WindowRule.BY_PATTERN)
+_FREE_RULES = (
+    WindowRule.EARLY_EVEN_LAYERS,
+    WindowRule.LATER_LAYERS,
+    WindowRule.WITHOUT_ROPE,
+    WindowRule.BY_PATTERN,
+)
 """The rules that `layer_types` may override."""
-_SWITCHED_RULES = (WindowRule.LATER_LAYERS, WindowRule.WITHOUT_ROPE)
+_SWITCHED_RULES = (
+    WindowRule.EVERY_LAYER_IF_USED,
+    WindowRule.EARLY_EVEN_LAYERS,
+    WindowRule.LATER_LAYERS,
+    WindowRule.WITHOUT_ROPE,
+)
 """The rules that hold only if `use_sliding_window` is true."""
 
 
@@ -65,7 +75,9 @@ def _slides(raw: Mapping[str, Any], rule: WindowRule, layer: int) -> bool:
             return (layer + 1) % whole(raw, "sliding_window_pattern") != 0
         case WindowRule.WITHOUT_ROPE:
             return not _rope_flags(raw)[layer]
-        case WindowRule.EVERY_LAYER:
+        case WindowRule.EARLY_EVEN_LAYERS:
+            return layer % 2 == 0 and layer < whole(raw, "max_window_layers", least=0)
+        case WindowRule.EVERY_LAYER | WindowRule.EVERY_LAYER_IF_USED:
             return True
         case WindowRule.NO_LAYER:
             return False

@@ -52,6 +52,13 @@ class Linear:
         return self._packed is not None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the layer multiplies."""
+        stored = self._packed if self._weight is None else self._weight
+        assert stored is not None
+        return stored.dtype
+
+    @property
     def out_features(self) -> int:
         stored = self._packed if self._weight is None else self._weight
         assert stored is not None

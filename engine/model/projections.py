@@ -21,13 +21,28 @@ class ProjectionGroup:
     targets: tuple[str, ...]
 
 
-GROUPS = (
+_ATTENTION_GROUPS = (
     ProjectionGroup("qkv", ("q_proj", "k_proj", "v_proj")),
     ProjectionGroup("o", ("o_proj",)),
+)
+_DENSE_GROUPS = (
     ProjectionGroup("gate_up", ("gate_proj", "up_proj")),
     ProjectionGroup("down", ("down_proj",)),
 )
-"""The groups of one decoder layer, in the order in which they are computed."""
+_ROUTED_GROUPS = (
+    ProjectionGroup("router", ("router",)),
+    ProjectionGroup("shared_gate_up", ("shared_gate_proj", "shared_up_proj")),
+    ProjectionGroup("shared_down", ("shared_down_proj",)),
+    ProjectionGroup("shared_gate", ("shared_gate",)),
+)
+GROUPS = (*_ATTENTION_GROUPS, *_DENSE_GROUPS, *_ROUTED_GROUPS)
+"""The groups that decoder layers have, in the order in which they are computed. No layer has all of them."""
+
+EXPERT_GROUPS = ("experts_gate_up", "experts_down")
+"""What routed layers have besides: the projections of all experts, one of which is chosen for each row."""
+
+_LEAST_WIDTH = 16
+_NARROW_TARGETS = ("router", "shared_gate")
 
 
 HEAD = ProjectionGroup("head", ("lm_head",))
@@ -45,6 +60,20 @@ def joined_projections(model: ModelConfig) -> dict[str, tuple[tuple[str, int], .
     }
 
 
+def layer_groups(model: ModelConfig, layer: int) -> tuple[ProjectionGroup, ...]:
+    """Returns the groups of one decoder layer, without those of its experts."""
+    shapes = model.layer_shapes(layer)
+    return tuple(group for group in GROUPS if all(target in shapes for target in group.targets))
+
+
+def stored_width(target: str, out_features: int) -> int:
+    """Returns with how many outputs a linear layer is computed.
+
+    Narrow ones get outputs of zeros: a product in fp32 with few columns rounds in another way (see BatchInvariance).
+    """
+    return max(out_features, _LEAST_WIDTH) if target in _NARROW_TARGETS else out_features
+
+
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """The numbers of input and output features of the linear layers in one group (layers with the same input)."""
@@ -55,6 +84,19 @@ class GroupShape:
 
     @classmethod
     def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
-        """Returns the shape of one group of linear layers in a model. `targets` are their names, such as "q_proj"."""
-        shapes = [model.target_shapes[target] for target in targets]
-        return cls(shapes[0][1], tuple(out_features for out_features, _ in shapes))
+        """Returns the shape of one group of linear layers in a model. `targets` are their names, such as "q_proj".
+
+        The widths are those with which the layers are computed (see `stored_width`).
+        """
+        shapes = {target: model.target_shapes[target] for target in targets}
+        in_features = shapes[targets[0]][1]
+        return cls(in_features, tuple(stored_width(target, shape[0]) for target, shape in shapes.items()))
+
+
+def group_shapes(model: ModelConfig) -> dict[tuple[int, str], GroupShape]:
+    """Returns the shapes of all groups of a model's layers, by (layer, group name), without those of experts."""
+    return {
+        (layer, group.name): GroupShape.of(model, group.targets)
+        for layer in range(model.num_layers)
+        for group in layer_groups(model, layer)
+    }

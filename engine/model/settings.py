@@ -115,4 +115,6 @@ def _read_by(variant: ModelVariant) -> frozenset[str]:
     """Returns the names of the settings that only some architectures have, and that are read for this one."""
     scales = {scale.name for scale in variant.scales.values()}
     settings = {variant.activation_setting, variant.epsilon_setting, *variant.unused, *scales}
+    settings |= {*variant.draft_layers_settings} | ({variant.qk_norm_setting} if variant.qk_norm_setting else set())
+    settings |= variant.experts.settings if variant.experts is not None else set()
     return frozenset(settings | {*variant.defaults, *variant.biased_by_setting, *variant.only})

@@ -4,7 +4,7 @@ Owns the record of which tensors have been read. A tensor is loaded only when `r
 hold several projections as one tensor, such as `qkv_proj`: this reader gives them one by one, under their own names.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,8 @@ class TensorSource(Protocol):
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
 
+    def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
+
 
 class WeightReader:
     """Reads single tensors from the weight files of a model folder, by name."""
@@ -78,6 +80,19 @@ class WeightReader:
     def read(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> torch.Tensor:
         """Reads one tensor into CPU memory, in the dtype of its file. Reads only `part` of it, if a part is given.
 
+        Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
+        """
+        return self._load(name, shape, part, _DTYPES)
+
+    def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Reads a tensor of bytes, as `read` does."""
+        return self._load(name, shape, None, {torch.uint8})
+
+    def _load(
+        self, name: str, shape: tuple[int, ...], part: Part | None, dtypes: Collection[torch.dtype]
+    ) -> torch.Tensor:
+        """Reads one tensor of one of `dtypes`.
+
         `shape` is the shape of the whole tensor. Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
         """
         place = self._stored_by_name.get(name)
@@ -89,9 +104,10 @@ class WeightReader:
             if stored != whole:
                 raise InvalidRequest(f"Tensor {place.name!r} has shape {stored}, not {whole}.", param="model")
             tensor = _read(tensors, place, shape, part)
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in dtypes:
+            served = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise InvalidRequest(
-                f"Tensor {place.name!r} is of {tensor.dtype}, which is not served: float32, bfloat16 and float16 are.",
+                f"Tensor {place.name!r} is of {tensor.dtype}, which is not served: {served} would be.",
                 param="model",
             )
         self._unread.discard(name)

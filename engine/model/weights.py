@@ -11,7 +11,9 @@ import torch
 
 from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.expert_reader import ExpertReader
 from graftwork.engine.model.layers import Linear
+from graftwork.engine.model.mlp_weights import DenseWeights, MlpWeights
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER, joined_projections
 from graftwork.engine.model.weight_reader import TensorSource, WeightReader
 from graftwork.platform.errors import InvalidRequest
@@ -29,11 +31,11 @@ class LayerWeights:
     qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: a row for each query head, then each key head
     output: Linear  # [hidden, query]
     mlp_norm: torch.Tensor | None  # [hidden], of the MLP's input
-    gate_up: Linear  # [2 * intermediate, hidden]
-    down: Linear  # [hidden, intermediate]
+    mlp: MlpWeights
     attention_post_norm: torch.Tensor | None = None  # [hidden], of attention's output
     mlp_post_norm: torch.Tensor | None = None  # [hidden], of the MLP's output
     wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None = None  # [query] and [kv_width]
+    sinks: torch.Tensor | None = None  # [heads] fp32, one logit of each head (see BlockSpec.has_sinks)
 
     @property
     def norms(self) -> tuple[torch.Tensor, ...]:
@@ -41,9 +43,20 @@ class LayerWeights:
         found = (self.attention_norm, self.qk_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm)
         return (*(norm for norm in found if norm is not None), *(self.wide_qk_norm or ()))
 
+    @property
+    def others(self) -> tuple[torch.Tensor, ...]:
+        """All tensors of the layer that belong to no linear layer."""
+        return (*self.norms, *self.mlp.others, *(() if self.sinks is None else (self.sinks,)))
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All linear layers of the layer."""
+        return self.qkv, self.output, *self.mlp.linears
+
     def group(self, name: str) -> Linear:
-        """Returns one joined linear layer by its name: "qkv", "o", "gate_up" or "down"."""
-        return {"qkv": self.qkv, "o": self.output, "gate_up": self.gate_up, "down": self.down}[name]
+        """Returns one joined linear layer by its name, such as "qkv", "o" or "gate_up" (see projections.py)."""
+        attention = {"qkv": self.qkv, "o": self.output}.get(name)
+        return self.mlp.group(name) if attention is None else attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +92,16 @@ class DecoderWeights:
         return self.target_shapes[target]
 
     @property
+    def sinks(self) -> tuple[torch.Tensor, ...] | None:
+        """The attention sinks of each layer. None if the model has none."""
+        found = tuple(layer.sinks for layer in self.layers if layer.sinks is not None)
+        return found or None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all weights. A head that shares the embedding's memory does not count twice."""
-        tensors = [self.embedding, self.norm, *(norm for layer in self.layers for norm in layer.norms)]
-        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        tensors = [self.embedding, self.norm, *(tensor for layer in self.layers for tensor in layer.others)]
+        linears = [linear for layer in self.layers for linear in layer.linears]
         linears += [] if self.head.shares(self.embedding) else [self.head]
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in linears)
 
@@ -92,7 +111,7 @@ class DecoderWeights:
         If the output head shares its weight with the embedding, the head gets a copy of its own.
         """
         for layer in self.layers:
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            for linear in layer.linears:
                 linear.pack()
         self.head.pack()
 
@@ -119,7 +138,7 @@ def load_decoder_weights(
         norm=tensors.norm("model.norm", config.hidden_size),
         head=Linear(tensors.head(embedding)),
     )
-    _refuse_leftovers(reader)
+    _refuse_leftovers(reader, config)
     weights.pack()
     return weights
 
@@ -156,7 +175,7 @@ class _TensorReader:
 
     def layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
-        attention, mlp, block = f"{prefix}.self_attn", f"{prefix}.mlp", self.config.block
+        attention, block = f"{prefix}.self_attn", self.config.block
 
         def norm(name: str | None) -> torch.Tensor | None:
             return None if name is None else self.norm(f"{prefix}.{name}", self.config.hidden_size)
@@ -167,12 +186,18 @@ class _TensorReader:
             qk_norm=self.qk_norm(attention) if self.config.has_qk_norm else None,
             output=self.fused(attention, "o_proj"),
             mlp_norm=norm(block.norms.before_mlp),
-            gate_up=self.fused(mlp, "gate_proj", "up_proj"),
-            down=self.fused(mlp, "down_proj"),
+            mlp=self.mlp(index),
             attention_post_norm=norm(block.norms.after_attention),
             mlp_post_norm=norm(block.norms.after_mlp),
             wide_qk_norm=self.wide_qk_norm(attention) if block.has_wide_qk_norm else None,
+            sinks=self.read(f"{attention}.sinks", self.config.num_heads).float() if block.has_sinks else None,
         )
+
+    def mlp(self, index: int) -> MlpWeights:
+        if self.config.is_routed(index):
+            return ExpertReader(self.reader, self.config, self.device, self.dtype).layer(index)
+        prefix = f"model.layers.{index}.mlp"
+        return DenseWeights(self.fused(prefix, "gate_proj", "up_proj"), self.fused(prefix, "down_proj"))
 
     def qk_norm(self, prefix: str) -> torch.Tensor:
         config = self.config
@@ -202,15 +227,20 @@ class _TensorReader:
         return embedding
 
 
-def _refuse_leftovers(reader: TensorSource) -> None:
+def _refuse_leftovers(reader: TensorSource, config: ModelConfig) -> None:
     """Raises InvalidRequest if a tensor was not read, because the output would be wrong without it.
 
-    Ignores the rotary frequencies of older files, and second copies of the weights under a vendor's names.
+    Ignores the rotary frequencies of older files, second copies of the weights under a vendor's names, and layers that
+    are for drafts alone.
     """
+    drafting = range(config.num_layers, config.num_layers + config.draft_layers)
+    known = tuple(f"model.layers.{layer}." for layer in drafting)
     left = sorted(
         name
         for name in reader.unread
-        if name.startswith(("model.", "lm_head.")) and not name.endswith("rotary_emb.inv_freq")
+        if name.startswith(("model.", "lm_head."))
+        and not name.endswith("rotary_emb.inv_freq")
+        and not name.startswith(known)
     )
     if left:
         raise InvalidRequest(

@@ -17,7 +17,8 @@ from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.plan import LoadReadable, Report, TransferDone, TransferPlan
 from graftwork.engine.lora.backend import LoraBackend, StepLora
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraRows, Segment
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraRows
 from graftwork.engine.parallel.adapters import SharedParts
 from graftwork.engine.parallel.commands import DiskReport, Envelope, transfer_command
 from graftwork.engine.parallel.ranks import Rank

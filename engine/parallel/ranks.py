@@ -38,6 +38,8 @@ def check_divisible(model: ModelConfig, num_ranks: int) -> None:
     """Raises InvalidRequest if a model cannot be divided between `num_ranks` ranks."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise _refused(f"{num_ranks} is not served: give 1 to {MAX_RANKS}.")
+    if num_ranks > 1 and model.experts is not None:
+        raise _refused("models with experts are served by one device: give 1, or start several engines.")
     few, many = sorted((model.num_kv_heads, num_ranks))
     counts = {
         f"{model.num_heads} attention heads": model.num_heads % num_ranks == 0,

@@ -55,6 +55,9 @@ class RankReader:
         bias = self._reader.read(name, whole[:1])
         return bias if self._rank.leads else torch.zeros_like(bias)
 
+    def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._reader.read_bytes(name, shape)
+
     def _read_norm(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Reads a tensor that is whole on each rank, or the rank's part of a norm over all queries or keys."""
         found = _WIDE_NORM.fullmatch(name)

@@ -29,6 +29,7 @@ from graftwork.engine.core.events import (
     TokenLogprobs,
     TokensGenerated,
 )
+from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.load import NO_LOAD, EngineLoad
 from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import (
@@ -242,9 +243,10 @@ def error_from_wire(failed: wire.Failed) -> GraftworkError:
 
 def description_to_wire(description: EngineDescription) -> wire.Description:
     fields = asdict(description)
-    shapes = fields.pop("target_shapes")
+    shapes, experts = fields.pop("target_shapes"), fields.pop("experts")
     return wire.Description(
         **fields,
+        experts_json="" if experts is None else json.dumps(experts),
         target_shapes=[
             wire.TargetShape(target=target, out_features=out_features, in_features=in_features)
             for target, (out_features, in_features) in shapes.items()
@@ -271,6 +273,7 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         version=message.version,
         epoch=message.epoch if message.HasField("epoch") else None,
         generation=message.generation or FIRST_GENERATION,
+        experts=ExpertShapes.from_json(json.loads(message.experts_json)) if message.experts_json else None,
     )
 
 

@@ -16,6 +16,7 @@ from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
 from graftwork.engine.runner.input_batch import BatchTensors
+from graftwork.engine.runner.mlp import build_mlp
 from graftwork.engine.runner.row_ops import RowOps, StepRows
 
 
@@ -39,6 +40,7 @@ class Decoder:
         self.weights = weights
         self.rows = rows
         self._on_layer = on_layer
+        self._mlps = [build_mlp(config, layer.mlp, index, rows) for index, layer in enumerate(weights.layers)]
         self._is_parallel = config.block.is_parallel
         self._embedding_scale = _embedding_scale(config, weights.embedding.dtype)
         self._changes_logits = config.scales.logits != 1.0 or config.scales.logits_cap is not None
@@ -60,7 +62,7 @@ class Decoder:
             self._on_layer()
             delta = self._attention(x, layer, index, step)
             hidden, after = rows.add_norm(hidden, delta, layer.mlp_norm, layer.attention_post_norm)
-            delta = self._mlp(x if self._is_parallel else after, layer, index, lora)
+            delta = self._mlps[index](x if self._is_parallel else after, lora)
             if index + 1 < len(layers):
                 hidden, x = rows.add_norm(hidden, delta, layers[index + 1].attention_norm, layer.mlp_post_norm)
         return rows.add(hidden, delta, layers[-1].mlp_post_norm)
@@ -94,14 +96,6 @@ class Decoder:
         mixed = step.attention.attend(index, query)  # [num_tokens, query]
         output = layer.output(mixed)
         step.lora.add_deltas(output, mixed, index, "o")
-        return output
-
-    def _mlp(self, x: torch.Tensor, layer: LayerWeights, index: int, lora: StepLora) -> torch.Tensor:
-        gate_up = layer.gate_up(x)  # [num_tokens, 2 * intermediate]
-        lora.add_deltas(gate_up, x, index, "gate_up")
-        inner = self.rows.activate(gate_up)  # [num_tokens, intermediate]
-        output = layer.down(inner)
-        lora.add_deltas(output, inner, index, "down")
         return output
 
 

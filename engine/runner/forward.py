@@ -20,7 +20,7 @@ from graftwork.engine.kernels.step_inputs import Passenger
 from graftwork.engine.lora.backend import LoraBackend, StepLora
 from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.pool import ResidentAdapters
-from graftwork.engine.lora.torch_backend import Segment
+from graftwork.engine.lora.segments import Segment
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.input_batch import BatchBuilder, BatchRows, BatchTensors
 from graftwork.platform.ids import RequestId
@@ -57,6 +57,7 @@ class StepPaths:
     eager_steps: int = 0
     fallback_rows: int = 0
     fallback_attention: int = 0
+    fallback_experts: int = 0
     fallback_lora: int = 0
     fallback_sampler: int = 0
     fallback_graphs: int = 0

@@ -19,7 +19,8 @@ from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, ScoreSpec
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.packs import AdapterMix
-from graftwork.engine.lora.torch_backend import Segment, padded_rows
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import padded_rows
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.sampling.torch_sampler import likeliest

@@ -17,14 +17,18 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -129,6 +133,7 @@ LATER_FAMILIES: dict[str, PreTrainedConfig] = {
 }
 FAMILIES = FIRST_FAMILIES | LATER_FAMILIES
 ONE_LAYER = SIZES | {"num_hidden_layers": 1, "sliding_window": WINDOW}
+FEW_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 ONE_WINDOW: dict[str, Any] = {"layer_types": ["sliding_attention"]}
 ONE_SLIDING_LAYER: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**ONE_LAYER),
@@ -139,6 +144,10 @@ ONE_SLIDING_LAYER: dict[str, PreTrainedConfig] = {
     "gemma2": Gemma2Config(**ONE_LAYER, **ONE_WINDOW, head_dim=8),
     "gemma3": Gemma3TextConfig(**ONE_LAYER, **ONE_WINDOW, head_dim=8),
     "cohere2": Cohere2Config(**ONE_LAYER, **ONE_WINDOW, logit_scale=1.0),
+    "mixtral": MixtralConfig(**ONE_LAYER, num_local_experts=4),
+    "qwen2-moe": Qwen2MoeConfig(**ONE_LAYER, use_sliding_window=True, **FEW_EXPERTS),
+    "qwen3-moe": Qwen3MoeConfig(**ONE_LAYER, use_sliding_window=True, **FEW_EXPERTS),
+    "gpt-oss": GptOssConfig(**ONE_LAYER, num_local_experts=4),
 }
 ALL = "all linear layers"
 KINDS: Mapping[str, dict[str, Any]] = {
@@ -225,12 +234,18 @@ def make_adapter(base: Path, folder: Path, **options: Any) -> torch.nn.Module:
     return loaded.requires_grad_(False).train(False)
 
 
-def make_family(config: PreTrainedConfig, root: Path, kinds: tuple[str, ...] = (ADAPTER,)) -> Family:
+def make_family(
+    config: PreTrainedConfig,
+    root: Path,
+    kinds: tuple[str, ...] = (ADAPTER,),
+    options: Mapping[str, dict[str, Any]] = KINDS,
+) -> Family:
+    """A random model of a family with adapters: `options` of peft's LoraConfig by the names in `kinds`."""
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     randomise(base, torch.Generator().manual_seed(1))
     base.save_pretrained(root / "base")
     references: dict[str | None, torch.nn.Module] = {None: load_model(root / "base").requires_grad_(False).train(False)}
     for kind in kinds:
-        references[kind] = make_adapter(root / "base", root / "adapters" / kind, **KINDS[kind])
+        references[kind] = make_adapter(root / "base", root / "adapters" / kind, **options[kind])
     return Family(root / "base", references)

@@ -26,7 +26,8 @@ from graftwork.engine.lora.adapter_copies import AdapterCopies
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
-from graftwork.engine.lora.torch_backend import LoraRows, Segment
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraRows
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import IsolationDomain, RequestId
 

@@ -76,6 +76,7 @@ def describe_model(folder: Path, name: str = "") -> EngineDescription:
         max_lora_rank=engine.max_lora_rank,
         page_tokens=engine.page_tokens,
         device_pages=0,
+        experts=None if model.experts is None else model.experts.shapes,
     )
 
 

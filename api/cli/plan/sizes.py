@@ -4,10 +4,12 @@ Owns no formula of the KV cache: `ModelConfig.kv_page_bytes` is the engine's own
 torch.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.experts import RouterScore
 from graftwork.platform.errors import InvalidRequest
 
 PAGE_TOKENS = 16
@@ -41,14 +43,30 @@ class ModelSizes:
     def parameters(self) -> int:
         """All weights: embeddings, output head, projections, biases and norms."""
         model = self.model
-        shapes = model.target_shapes
-        layer = sum(out * width for out, width in shapes.values())
-        layer += len(model.block.norms.names) * model.hidden_size
-        layer += sum(shapes[name][0] for name in model.biased_targets)
-        layer += 2 * model.head_dim if model.has_qk_norm else 0
-        layer += shapes["q_proj"][0] + model.kv_width if model.block.has_wide_qk_norm else 0
+        layers = sum(self._layer_parameters(layer) for layer in range(model.num_layers))
         tables = 1 if model.tie_word_embeddings else 2
-        return model.num_layers * layer + tables * model.vocab_size * model.hidden_size + model.hidden_size
+        return layers + tables * model.vocab_size * model.hidden_size + model.hidden_size
+
+    def _layer_parameters(self, layer: int) -> int:
+        model = self.model
+        shapes = model.layer_shapes(layer)
+        found = sum(out * width for out, width in shapes.values())
+        found += len(model.block.norms.names) * model.hidden_size
+        found += sum(shapes[name][0] for name in model.biased_targets if name in shapes)
+        found += 2 * model.head_dim if model.has_qk_norm else 0
+        found += shapes["q_proj"][0] + model.kv_width if model.block.has_wide_qk_norm else 0
+        found += model.num_heads if model.block.has_sinks else 0
+        return found + self._expert_parameters(layer)
+
+    def _expert_parameters(self, layer: int) -> int:
+        """Returns the weights, biases and corrections of all experts of a layer."""
+        experts = self.model.experts
+        if experts is None or not self.model.is_routed(layer):
+            return 0
+        shapes = experts.shapes
+        biases = shapes.gate_up[0] + shapes.down[0] if experts.has_biases else 0
+        corrections = shapes.num_experts if experts.router.score is RouterScore.SIGMOID else 0
+        return shapes.num_experts * (math.prod(shapes.gate_up) + math.prod(shapes.down) + biases) + corrections
 
     @property
     def weights_bytes(self) -> int:
@@ -58,14 +76,23 @@ class ModelSizes:
     def token_flops(self) -> int:
         """Floating point operations for one token, without attention: two for each weight that multiplies."""
         model = self.model
-        products = model.num_layers * sum(out * width for out, width in model.target_shapes.values())
+        products = sum(self._layer_products(layer) for layer in range(model.num_layers))
         return 2 * (products + model.vocab_size * model.hidden_size)
+
+    def _layer_products(self, layer: int) -> int:
+        """Returns the weights of a layer that one token is multiplied by: of experts, only those that are chosen."""
+        experts = self.model.experts
+        found = sum(out * width for out, width in self.model.layer_shapes(layer).values())
+        if experts is None or not self.model.is_routed(layer):
+            return found
+        shapes = experts.shapes
+        return found + experts.router.num_chosen * (math.prod(shapes.gate_up) + math.prod(shapes.down))
 
     def kv_bytes(self, tokens: int) -> int:
         """Returns the bytes of whole KV pages for one request's tokens."""
         return -(-tokens // PAGE_TOKENS) * self.model.kv_page_bytes(PAGE_TOKENS, self.item_bytes)
 
     def adapter_bytes(self, rank: int) -> int:
-        """Returns the bytes of an adapter of all seven targets."""
-        shapes = self.model.target_shapes.values()
-        return self.model.num_layers * sum(rank * (out + width) for out, width in shapes) * self.item_bytes
+        """Returns the bytes of an adapter of all linear layers but those of experts."""
+        layers = map(self.model.layer_shapes, range(self.model.num_layers))
+        return sum(rank * (out + width) for shapes in layers for out, width in shapes.values()) * self.item_bytes

@@ -8,6 +8,7 @@ host. Rows of the base model cost nothing. A row may use a mixture: several adap
 The kernels apply the low-rank factors of all linear layers, and changes of whole output columns (DoRA, biases). Torch
 applies the rest, only to the rows that need it:
 
+- changes of experts, whose rows are known only when the router has chosen;
 - changes of the vocabulary: LoRA on embed_tokens or lm_head, or an embedding or output head that replaces the base
   model's;
 - adapters without a slot, because their rank is too high for the tables or no slot is free.
@@ -21,16 +22,19 @@ from dataclasses import dataclass
 
 import torch
 
+from graftwork.engine.experts.routes import HostRows
+from graftwork.engine.lora.expert_deltas import RoutedLora, RoutedTorch, RowOwners
 from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, pages_of_ranks
-from graftwork.engine.lora.torch_backend import LoraBatch, LoraRows, Segment, TorchLora
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraBatch, LoraRows, TorchLora
 from graftwork.engine.lora.triton.fused_lora import CutStep, FusedLora, LayerKey, LoraNeeds
 from graftwork.engine.lora.triton.launch_plan import LaunchBounds
 from graftwork.engine.lora.triton.slice_table import SliceTerms, SlotPairs
 from graftwork.engine.lora.triton.tiles import RowOwner, SegmentCapacity
 from graftwork.engine.lora.weights import LoraPair
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GROUPS, GroupShape
+from graftwork.engine.model.projections import GroupShape, group_shapes
 
 NUM_SLOTS = 1024
 """The number of slots (adapters) in the kernels' tables. For a model of 32 layers, one slot takes 10 KB."""
@@ -88,7 +92,8 @@ class TritonLora:
             if owner is None:
                 slotless.append(segment)
         at_vocabulary = [segment for segment in segments if segment.mix.changes_vocabulary]
-        return StepOwners(owners, tuple(slotless), tuple(at_vocabulary))
+        at_experts = [segment for segment in segments if segment.mix.changes_experts]
+        return StepOwners(owners, tuple(slotless), tuple(at_vocabulary), tuple(at_experts))
 
     def needs_of(self, owners: "StepOwners") -> LoraNeeds:
         """Returns what a step asks of the kernels."""
@@ -108,6 +113,7 @@ class TritonLora:
             self._fused,
             slotless=rest.step(owners.slotless, num_rows) if owners.slotless else None,
             at_vocabulary=rest.step(owners.at_vocabulary, num_rows) if owners.at_vocabulary else None,
+            at_experts=RoutedTorch(RowOwners(owners.at_experts, num_rows), rest.rules) if owners.at_experts else None,
         )
 
     def slot_of(self, digest: str) -> int | None:
@@ -147,24 +153,37 @@ class StepOwners:
     """The segments whose adapters torch applies, because they have no slot."""
     at_vocabulary: tuple[Segment, ...]
     """The segments whose adapters change the vocabulary, which torch applies too."""
+    at_experts: tuple[Segment, ...] = ()
+    """The segments whose adapters change experts, which torch applies too."""
 
     @property
     def is_for_kernels_alone(self) -> bool:
-        return not self.slotless and not self.at_vocabulary
+        return not self.slotless and not self.at_vocabulary and not self.at_experts
 
 
 class TritonStep:
     """Applies the adapters of one step: Triton kernels in every layer, and torch where the kernels cannot."""
 
-    def __init__(self, fused: FusedLora, slotless: LoraBatch | None, at_vocabulary: LoraBatch | None) -> None:
+    def __init__(
+        self,
+        fused: FusedLora,
+        slotless: LoraBatch | None,
+        at_vocabulary: LoraBatch | None,
+        at_experts: RoutedLora | None,
+    ) -> None:
         self._fused = fused
         self._slotless = slotless
         self._at_vocabulary = at_vocabulary
+        self._at_experts = at_experts
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         self._fused.add_deltas(y, x, layer, group)
         if self._slotless is not None:
             self._slotless.add_deltas(y, x, layer, group)
+
+    def add_routed(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str, rows: HostRows) -> None:
+        if self._at_experts is not None:
+            self._at_experts.add_to(y, x, (layer, group), rows)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
         if self._at_vocabulary is not None:
@@ -205,10 +224,6 @@ def build_triton_lora(
     `rest` applies what the kernels cannot: changes of the vocabulary, and adapters without a slot (row) in the kernels'
     tables.
     """
-    groups = {
-        (layer, group.name): GroupShape.of(model, group.targets)
-        for layer in range(model.num_layers)
-        for group in GROUPS
-    }
+    groups = group_shapes(model)
     max_rank = pages_of_ranks(max_rank)
     return TritonLora(FusedLora(groups, num_slots, max_rank, dtype, device), groups, max_rank, rest)

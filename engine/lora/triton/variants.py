@@ -17,7 +17,7 @@ from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS, ROW_WISE
 from graftwork.engine.lora.triton.slice_table import empty_table
 from graftwork.engine.lora.triton.tiles import SegmentCapacity, cut_segments
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GROUPS, GroupShape
+from graftwork.engine.model.projections import GroupShape, layer_groups
 
 _META = torch.device("meta")
 _FEW_TILES, _MANY_TILES = 1, 256
@@ -101,7 +101,8 @@ def served_lora_variants(model: ModelConfig, dtype: torch.dtype, max_rank: int) 
     of each size, with and without mixtures and changes of columns, and with few and many tiles.
     """
     rank, flags = pages_of_ranks(max_rank), (False, True)
-    for group, tile_rows, has_mixtures, has_columns in product(GROUPS, TILE_ROWS, flags, flags):
+    groups = dict.fromkeys(group for layer in range(model.num_layers) for group in layer_groups(model, layer))
+    for group, tile_rows, has_mixtures, has_columns in product(groups, TILE_ROWS, flags, flags):
         words = [group.name, f"{tile_rows} rows", *(["mixtures"] * has_mixtures), *(["columns"] * has_columns)]
         name, shape = " ".join(words), GroupShape.of(model, group.targets)
         for num_tiles in (_FEW_TILES, _MANY_TILES):

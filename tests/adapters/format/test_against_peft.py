@@ -172,6 +172,7 @@ FIELDS = {
     "served": {
         *("alpha_pattern", "bias", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha"),
         *("lora_bias", "modules_to_save", "peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora"),
+        "target_parameters",
     },
     "without effect": {
         *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode"),
@@ -180,7 +181,7 @@ FIELDS = {
     },
     "refused": {
         *("alora_invocation_tokens", "arrow_config", "ensure_weight_tying", "init_lora_weights", "kasa_config"),
-        *("layer_replication", "loftq_config", "megatron_config", "monteclora_config", "target_parameters"),
+        *("layer_replication", "loftq_config", "megatron_config", "monteclora_config"),
         *("trainable_token_indices", "use_bdlora", "use_qalora", "velora_config"),
     },
 }

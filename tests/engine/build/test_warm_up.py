@@ -17,7 +17,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.lora.backend import LoraBackend, StepLora
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import Segment
+from graftwork.engine.lora.segments import Segment
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.conftest import RandomModels

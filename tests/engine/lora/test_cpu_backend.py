@@ -11,12 +11,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from graftwork.engine.lora import cpu_backend as native_lora
 from graftwork.engine.lora import cpu_kernel as native_rows
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.cpu_backend import LIKE, AddressTables, CpuLora
+from graftwork.engine.lora.cpu_backend import AddressTables, CpuLora
+from graftwork.engine.lora.cpu_memory import LIKE
 from graftwork.engine.lora.cpu_selftest import why_cpu_kernel_fails
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraRows, Segment, TorchLora
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraRows, TorchLora
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.triton.engine_runs import weights

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from graftwork.engine.lora.cpu_backend import LIKE
 from graftwork.engine.lora.cpu_kernel import FIRST_SLICE, SCRATCH_ROWS, SLICE_FIELDS, add_to_rows, narrow, widen
+from graftwork.engine.lora.cpu_memory import LIKE
 from tests.hypothesis_profiles import examples
 
 LOWER_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)

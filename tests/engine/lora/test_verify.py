@@ -11,7 +11,8 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.lora import verify
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import PackCache
-from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchLora
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import LoraBatch, TorchLora
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.model.config import read_model_config

@@ -20,6 +20,7 @@ from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.triton.backend import build_triton_lora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import BatchInvariance, Linear
+from graftwork.engine.model.mlp_weights import DenseWeights
 from graftwork.engine.model.projections import GROUPS, GroupShape
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
@@ -69,8 +70,7 @@ def weights(model: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
         qk_norm=empty(model.num_heads + model.num_kv_heads, model.head_dim) if model.has_qk_norm else None,
         output=Linear(empty(hidden, query)),
         mlp_norm=empty(hidden),
-        gate_up=Linear(empty(2 * inner, hidden)),
-        down=Linear(empty(hidden, inner)),
+        mlp=DenseWeights(Linear(empty(2 * inner, hidden)), Linear(empty(hidden, inner))),
     )
     vocab = model.vocab_size
     return DecoderWeights(

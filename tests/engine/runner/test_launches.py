@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graftwork.engine.model.layers import Linear
+from graftwork.engine.model.mlp_weights import DenseWeights
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.row_ops import TorchRowOps
@@ -56,8 +57,7 @@ def weights(num_layers: int) -> DecoderWeights:
         qk_norm=torch.ones(MODEL.num_heads + MODEL.num_kv_heads, MODEL.head_dim),
         output=Linear(torch.ones(hidden, query)),
         mlp_norm=torch.ones(hidden),
-        gate_up=Linear(torch.ones(2 * inner, hidden)),
-        down=Linear(torch.ones(hidden, inner)),
+        mlp=DenseWeights(Linear(torch.ones(2 * inner, hidden)), Linear(torch.ones(hidden, inner))),
     )
     embedding = torch.ones(MODEL.vocab_size, hidden)
     return DecoderWeights(embedding, (layer,) * num_layers, {}, torch.ones(hidden), Linear(embedding))

@@ -3,11 +3,13 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from graftwork.api.cli.plan.energy import EnergyReading, energy_between, read_energy
 from graftwork.api.cli.plan.planner import BUSY_SHARE, Demand, make_plan
@@ -16,6 +18,7 @@ from graftwork.api.cli.plan.speeds import DEVICES, Level, MeasuredSpeed, Rooflin
 from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.engine.kv.transfer.device_memory import bytes_per_page
 from tests.api.cli.conftest import Graftwork
+from tests.engine.expert_families import EXPERT_FAMILIES
 
 DEMO = Path("demo/model")
 LLAMA_8B = {
@@ -52,6 +55,18 @@ def stored_bytes(path: Path) -> int:
 def test_weights_are_those_of_the_file() -> None:
     """The parameters that follow from config.json have the bytes of the checkpoint."""
     assert ModelSizes.read(DEMO).weights_bytes == stored_bytes(DEMO / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe-windows", "glm4-moe", "gpt-oss"])
+def test_weights_of_experts_are_those_of_the_file(tmp_path: Path, name: str) -> None:
+    """Routers, corrections, shared experts, biases and sinks count, and a token computes with its chosen experts alone."""
+    model: Any = AutoModelForCausalLM.from_config(EXPERT_FAMILIES[name], dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path)
+
+    sizes = ModelSizes.read(tmp_path)
+
+    assert sizes.weights_bytes == stored_bytes(tmp_path / "model.safetensors")
+    assert 0 < sizes.token_flops < 2 * sizes.parameters
 
 
 def test_a_known_model_has_its_known_sizes(llama: Path) -> None:

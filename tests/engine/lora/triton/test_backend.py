@@ -11,7 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.lora.segments import Segment
+from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.test_lifecycle import SHAPES

@@ -1,0 +1,137 @@
+"""Reads the weights of routed layers from a checkpoint, which has one of three layouts:
+
+    mlp.experts.3.gate_proj.weight, …       each linear layer of each expert, [out_features, in_features]
+    mlp.experts.gate_up_proj, …             all experts together, as ExpertTensors says
+    mlp.experts.gate_up_proj_blocks, …      the same as MXFP4, rows of outputs
+
+Owns no weights. Never ignores a tensor: what is not read here is refused as a leftover.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.experts import MXFP4_BLOCK, ExpertsConfig, ExpertTensors, RouterScore
+from graftwork.engine.model.layers import Linear
+from graftwork.engine.model.mlp_weights import DenseWeights, RoutedWeights, SharedWeights
+from graftwork.engine.model.mxfp4 import from_mxfp4
+from graftwork.engine.model.projections import stored_width
+from graftwork.engine.model.weight_reader import TensorSource
+
+
+class ExpertReader:
+    """Reads routed layers onto a device. Raises InvalidRequest, as TensorSource does, with the name of a wrong tensor."""
+
+    def __init__(self, reader: TensorSource, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        assert config.experts is not None
+        self._reader = reader
+        self._experts: ExpertsConfig = config.experts
+        self._shapes = config.experts.shapes
+        self._biased = config.biased_targets
+        self._device = device
+        self._dtype = dtype
+
+    def layer(self, index: int) -> RoutedWeights:
+        """Returns the weights of one routed layer."""
+        prefix = self._prefix(index)
+        multiplies_in_fp32 = self._experts.router.score is RouterScore.SIGMOID
+        dtype = torch.float32 if multiplies_in_fp32 else self._dtype
+        router = f"{prefix}.{self._shapes.names.router}"
+        return RoutedWeights(
+            router=self._padded(router, "router", dtype),
+            correction=self._correction(router) if multiplies_in_fp32 else None,
+            experts=tuple(self._experts_of(f"{prefix}.experts")),
+            shared=self._shared(prefix),
+        )
+
+    def _prefix(self, index: int) -> str:
+        """Returns the name of a layer's MLP in the files."""
+        names = self._shapes.names
+        found = (f"model.layers.{index}.{block}" for block in names.blocks)
+        return next(
+            (prefix for prefix in found if f"{prefix}.{names.router}.weight" in self._reader),
+            f"model.layers.{index}.{names.blocks[0]}",
+        )
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        return self._reader.read(name, shape).to(self._device, self._dtype)
+
+    def _correction(self, router: str) -> torch.Tensor:
+        name = f"{router}.e_score_correction_bias"
+        return self._reader.read(name, (self._shapes.num_experts,)).to(self._device, torch.float32)
+
+    def _padded(self, module: str, target: str, dtype: torch.dtype) -> Linear:
+        """Reads a narrow linear layer, and gives it outputs of zeros."""
+        out_features, in_features = self._experts.target_shapes[target]
+        missing = stored_width(target, out_features) - out_features
+        weight = self._reader.read(f"{module}.weight", (out_features, in_features)).to(self._device, dtype)
+        bias = self._read(f"{module}.bias", out_features) if target in self._biased else None
+        return Linear(
+            functional.pad(weight, (0, 0, 0, missing)),
+            None if bias is None else functional.pad(bias, (0, missing)),
+        )
+
+    def _shared(self, prefix: str) -> SharedWeights | None:
+        shared, names = self._experts.shared, self._shapes.names
+        if shared is None:
+            return None
+        inner, hidden = shared.intermediate_size, self._shapes.hidden_size
+        module = f"{prefix}.{names.shared}"
+        gate_up = [self._read(f"{module}.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]
+        down = self._read(f"{module}.down_proj.weight", hidden, inner)
+        gate = self._padded(f"{prefix}.{names.shared_gate}", "shared_gate", self._dtype) if shared.has_gate else None
+        return SharedWeights(DenseWeights(Linear(torch.cat(gate_up)), Linear(down)), gate)
+
+    def _experts_of(self, prefix: str) -> Iterator[DenseWeights]:
+        """Yields the experts of one layer."""
+        *_, down = self._shapes.names.projections
+        is_apart = f"{prefix}.0.{down}.weight" in self._reader or f"{prefix}.gate_up_proj" not in self._reader
+        if is_apart and self._experts.tensors is ExpertTensors.ROWS:
+            yield from (self._expert(f"{prefix}.{number}") for number in range(self._shapes.num_experts))
+            return
+        parts = [self._joined(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
+        yield from (DenseWeights(*linears) for linears in zip(*parts, strict=True))
+
+    def _expert(self, prefix: str) -> DenseWeights:
+        """Reads an expert whose linear layers stand alone."""
+        inner, hidden = self._shapes.intermediate_size, self._shapes.hidden_size
+        *inputs, down = self._shapes.names.projections
+        gate_up = [self._read(f"{prefix}.{name}.weight", inner, hidden) for name in inputs]
+        return DenseWeights(Linear(torch.cat(gate_up)), Linear(self._read(f"{prefix}.{down}.weight", hidden, inner)))
+
+    def _joined(self, name: str) -> Sequence[Linear]:
+        """Reads one projection of all experts together."""
+        is_input = name.endswith("gate_up_proj")
+        out_features, in_features = self._shapes.gate_up if is_input else self._shapes.down
+        count = self._shapes.num_experts
+        bias = self._read(f"{name}_bias", count, out_features) if self._experts.has_biases else None
+        if self._experts.is_mxfp4:
+            weight = self._read_mxfp4(name, count, out_features, in_features)
+        elif self._experts.tensors is ExpertTensors.ROWS:
+            weight = self._read(name, count, out_features, in_features)
+        else:
+            weight = self._read(name, count, in_features, out_features).transpose(1, 2)
+        if is_input and self._shapes.interleaves:
+            weight, bias = gates_before_ups(weight, dim=1), None if bias is None else gates_before_ups(bias, dim=1)
+        return [
+            Linear(weight[number].contiguous(), None if bias is None else bias[number].contiguous())
+            for number in range(count)
+        ]
+
+    def _read_mxfp4(self, name: str, count: int, out_features: int, in_features: int) -> torch.Tensor:
+        """Reads one projection of all experts from blocks: [experts, out_features, in_features]."""
+        blocks = (count, out_features, in_features // MXFP4_BLOCK)
+        numbers, scales = (
+            self._reader.read_bytes(f"{name}_{part}", shape).to(self._device)
+            for part, shape in (("blocks", (*blocks, MXFP4_BLOCK // 2)), ("scales", blocks))
+        )
+        return torch.stack([from_mxfp4(*one, self._dtype) for one in zip(numbers, scales, strict=True)])
+
+
+def gates_before_ups(joined: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns a tensor in which gates and ups take turns along `dim`, with all gates first."""
+    length = joined.shape[dim]
+    order = torch.cat([torch.arange(0, length, 2), torch.arange(1, length, 2)])
+    return joined.index_select(dim, order.to(joined.device))
