@@ -198,7 +198,7 @@ def _load_model(
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
     with phases.phase("fingerprint"):
-        content = fingerprint(config.model)
+        content = fingerprint(config.model, config.quantization)
     settings = RankSettings(config, model, content, device, dtype)
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model

@@ -30,6 +30,10 @@ class EngineConfig:
 
     `auto` is the model's dtype, or float32 on CPUs without bf16.
     """
+    quantization: str | None = None
+    """To what the weights of linear layers are rounded when they are loaded: `int8` (a scale for each output), `int4` (a
+    scale for each output and 128 input features), or None to serve them as the checkpoint holds them.
+    """
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16

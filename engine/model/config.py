@@ -15,6 +15,8 @@ from graftwork.engine.model.block import LLAMA_BLOCK, NO_SCALES, Activation, Blo
 from graftwork.engine.model.layer_kinds import read_kinds, read_ropes, read_windows
 from graftwork.engine.model.rope_config import LongScaling, RopeConfig
 from graftwork.engine.model.settings import positive, refuse_unknown, refused, whole
+from graftwork.engine.quantization.published import read_quantization
+from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
 _ACTIVATIONS = {
@@ -56,6 +58,8 @@ class ModelConfig:
     block: BlockSpec = LLAMA_BLOCK
     activation: Activation = Activation.SILU
     scales: Scales = NO_SCALES
+    quantization: Quantization | None = None
+    """How linear layers are quantised. None: not at all."""
 
     @property
     def kv_variant(self) -> str:
@@ -136,6 +140,7 @@ def _read_model_config(folder: Path) -> ModelConfig:
         block=variant.block,
         activation=_ACTIVATIONS[raw[variant.activation_setting]],
         scales=_scales(raw, variant),
+        quantization=read_quantization(found),
     )
     _check_heads(config)
     return config

@@ -12,10 +12,11 @@ from pathlib import Path
 from graftwork.platform.errors import InvalidRequest
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, rounding: str | None = None) -> str:
     """Returns `sha256:…`, a digest of the content of config.json and of all weight files.
 
-    Equal models in different folders have the same fingerprint. Raises InvalidRequest if a file is missing or cannot be
+    Equal models in different folders have the same fingerprint. Weights that are rounded when they are loaded make
+    another model: `rounding` names to what, such as "int8". Raises InvalidRequest if a file is missing or cannot be
     read.
     """
     digest = hashlib.sha256(b"graftwork/base/1")
@@ -25,6 +26,8 @@ def fingerprint(folder: Path) -> str:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
+    if rounding is not None:
+        digest.update(f"rounded to {rounding}".encode())
     return f"sha256:{digest.hexdigest()}"
 
 

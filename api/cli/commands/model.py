@@ -41,6 +41,9 @@ def check(
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the texts are read, at most.")] = 4096,
     dtype: Annotated[str, typer.Option(help="The dtype of the model: auto, float32, bfloat16 or float16.")] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="Round the model's weights to int8 or int4, as `serve --quantization` does.")
+    ] = None,
     against_dtype: Annotated[str, typer.Option(help="The dtype of its parent.")] = "auto",
     device: Device = None,
     max_kl: Annotated[float, typer.Option(min=0.0, help="The most KL divergence, in nats a token.")] = 0.05,
@@ -65,11 +68,11 @@ def check(
         meter: DivergenceMeter | None = None
         if against is not None:
             theirs = LikelihoodMeter(pieces)
-            with _loaded(against, against_dtype, device) as scorer:
+            with _loaded(against, against_dtype, device, None) as scorer:
                 rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
                 _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=as_json)
             parent, meter = theirs.figures(), DivergenceMeter(rows)
-        with _loaded(model, dtype, device) as scorer:
+        with _loaded(model, dtype, device, quantization) as scorer:
             takes = (own.take,) if meter is None else (own.take, meter.take)
             _score(scorer, pieces, "model", takes, quiet=as_json)
             memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
@@ -115,13 +118,12 @@ def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[t
 
 
 @contextmanager
-def _loaded(model: Path, dtype: str, device: str | None) -> "Iterator[TextScorer]":
+def _loaded(model: Path, dtype: str, device: str | None, quantization: str | None) -> "Iterator[TextScorer]":
     from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.text_scorer import TextScorer
 
-    with closing(
-        TextScorer(EngineConfig(model=model, dtype=dtype, device=device or "auto", host_kv_bytes=0))
-    ) as scorer:
+    config = EngineConfig(model=model, dtype=dtype, quantization=quantization, device=device or "auto", host_kv_bytes=0)
+    with closing(TextScorer(config)) as scorer:
         yield scorer
 
 
