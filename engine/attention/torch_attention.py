@@ -36,6 +36,7 @@ class TorchStepAttention:
         self._config = config
         self._cache = cache
         self._groups = groups
+        self._decoded = cache.format.decode
         self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
         cap = config.scales.attention_cap
         self._scale = config.scales.attention if cap is None else config.score_scale
@@ -44,7 +45,7 @@ class TorchStepAttention:
             self._mix = partial(capped_attention, cap=cap)
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
+        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
         visible = self._visible_by_window[self._config.windows[layer]]
         if self._groups.is_one_decode(len(query)):
             return self._decode(query, keys, values, self._groups.decodes[0], visible.decodes[0]).flatten(1)
@@ -89,8 +90,8 @@ class TorchStepAttention:
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
-        gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
-        return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)
+        gathered = self._decoded(pages.index_select(0, page_ids))  # [count * pages, page_tokens, kv_heads, head_dim]
+        return gathered.view(count, -1, *gathered.shape[2:]).transpose(1, 2)
 
 
 def capped_attention(

@@ -50,6 +50,7 @@ from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.kv_format import scope_suffix
 from graftwork.engine.loop import EngineLoop
 from graftwork.engine.lora.adapter_copies import build_adapter_copies
 from graftwork.engine.lora.backend import LoraBackend
@@ -128,7 +129,8 @@ def build_engine(
     with phases.phase("calibration"):
         all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
         tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
-    scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}{model.kv_variant}")
+    layout = f"{dtype}/{config.page_tokens}{model.kv_variant}{scope_suffix(storage.cache.format)}"
+    scopes = CacheScopes(description.fingerprint, layout)
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     recorder = _recorder(clock, adapters, grammars)
     speculator = _speculator(config, grammars, clock, recorder)
