@@ -12,7 +12,8 @@ Weights are random: no product depends on them.
 import argparse
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -55,14 +56,23 @@ def make_layers(form: str, count: int) -> list[Layer]:
 
 
 def make_layer(form: str, outputs: tuple[int, ...], width: int) -> Layer:
+    """Returns a layer with memory of its own."""
     if form == "bf16":
-        layer = Linear(torch.randn(sum(outputs), width, dtype=torch.bfloat16))
+        layer = Linear(plain_weight(sum(outputs), width).clone())
         layer.pack()
         return layer
     kind, group = {"int8": (Codes.INT8, WHOLE_ROW), "int4": (Codes.INT4, 128), "fp8": (Codes.FLOAT8, WHOLE_ROW)}[form]
-    return QuantizedLinear([make_weight(kind, out, width, group) for out in outputs], None, torch.bfloat16, StepKinds())
+    weights = [make_weight(kind, out, width, group) for out in outputs]
+    own = [replace(one, packed=one.packed.clone(), scales=one.scales.clone()) for one in weights]
+    return QuantizedLinear(own, None, torch.bfloat16, StepKinds())
 
 
+@cache
+def plain_weight(out: int, width: int) -> torch.Tensor:
+    return torch.randn(out, width, dtype=torch.bfloat16)
+
+
+@cache
 def make_weight(kind: Codes, out: int, width: int, group: int) -> QuantizedWeight:
     codes = torch.randint(-8, 8, (out, width), dtype=torch.int8)
     if kind is Codes.FLOAT8:

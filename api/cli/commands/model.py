@@ -15,6 +15,7 @@ from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, sh
 from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.comparison import Divergence, TextFigures
     from graftwork.engine.evaluation.gate import Verdict
     from graftwork.engine.evaluation.text_scorer import TextScorer
@@ -44,6 +45,7 @@ def check(
     quantization: Annotated[
         str | None, typer.Option(help="Round the model's weights to int8 or int4, as `serve --quantization` does.")
     ] = None,
+    kv_dtype: Annotated[str, typer.Option(help="How the model's KV is stored: auto, int8 or fp8.")] = "auto",
     against_dtype: Annotated[str, typer.Option(help="The dtype of its parent.")] = "auto",
     device: Device = None,
     max_kl: Annotated[float, typer.Option(min=0.0, help="The most KL divergence, in nats a token.")] = 0.05,
@@ -59,20 +61,25 @@ def check(
 
     Example: graftwork model check ./support-int8 --against ./support --texts ./transcripts
     """
+    from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows
     from graftwork.engine.evaluation.gate import Limits, judge
 
+    where = device or "auto"
     pieces = _pieces(model, against, texts, tokens)
     own, divergence, verdict, parent = LikelihoodMeter(pieces), None, None, None
     with tempfile.TemporaryDirectory(prefix="graftwork-model-check-") as folder:
         meter: DivergenceMeter | None = None
         if against is not None:
             theirs = LikelihoodMeter(pieces)
-            with _loaded(against, against_dtype, device, None) as scorer:
+            with _loaded(EngineConfig(model=against, dtype=against_dtype, device=where, host_kv_bytes=0)) as scorer:
                 rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
                 _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=as_json)
             parent, meter = theirs.figures(), DivergenceMeter(rows)
-        with _loaded(model, dtype, device, quantization) as scorer:
+        config = EngineConfig(
+            model=model, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, device=where, host_kv_bytes=0
+        )
+        with _loaded(config) as scorer:
             takes = (own.take,) if meter is None else (own.take, meter.take)
             _score(scorer, pieces, "model", takes, quiet=as_json)
             memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
@@ -118,11 +125,9 @@ def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[t
 
 
 @contextmanager
-def _loaded(model: Path, dtype: str, device: str | None, quantization: str | None) -> "Iterator[TextScorer]":
-    from graftwork.engine.core.config import EngineConfig
+def _loaded(config: "EngineConfig") -> "Iterator[TextScorer]":
     from graftwork.engine.evaluation.text_scorer import TextScorer
 
-    config = EngineConfig(model=model, dtype=dtype, quantization=quantization, device=device or "auto", host_kv_bytes=0)
     with closing(TextScorer(config)) as scorer:
         yield scorer
 

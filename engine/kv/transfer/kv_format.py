@@ -24,9 +24,13 @@ _SCALE_BYTES = 2
 class KvFormat(Protocol):
     """Stores heads of tokens, and reads them."""
 
-    name: str
-    """Names what is stored, for cache scopes and files: empty for the model's own dtype."""
-    storage_dtype: torch.dtype
+    @property
+    def name(self) -> str:
+        """Names what is stored, for cache scopes and files: empty for the model's own dtype."""
+        ...
+
+    @property
+    def storage_dtype(self) -> torch.dtype: ...
 
     def width(self, head_dim: int) -> int:
         """Returns how many items of `storage_dtype` a head of a token takes."""
