@@ -31,6 +31,7 @@ ROOMS = (
     "platform/monitoring",
     "engine/core",
     "engine/kernels",
+    "engine/quantization",
     "engine/model",
     "engine/grammar/patterns",
     "engine/grammar/schema",

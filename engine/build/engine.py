@@ -129,8 +129,7 @@ def build_engine(
     with phases.phase("calibration"):
         all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
         tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
-    layout = f"{dtype}/{config.page_tokens}{model.kv_variant}{scope_suffix(storage.cache.format)}"
-    scopes = CacheScopes(description.fingerprint, layout)
+    scopes = _scopes(settings, storage)
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     recorder = _recorder(clock, adapters, grammars)
     speculator = _speculator(config, grammars, clock, recorder)
@@ -158,6 +157,11 @@ def build_engine(
         memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
         phases=phases,
     )
+
+
+def _scopes(settings: RankSettings, storage: KvStorage) -> CacheScopes:
+    variant = f"{settings.model.kv_variant}{scope_suffix(storage.cache.format)}"
+    return CacheScopes(settings.fingerprint, f"{settings.dtype}/{settings.config.page_tokens}{variant}")
 
 
 def _costs(

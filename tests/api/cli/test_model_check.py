@@ -112,7 +112,9 @@ def test_rounded_weights_are_measured(texts: Path) -> None:
 
 def test_kv_in_bytes_is_measured(texts: Path) -> None:
     """KV in int8 is near the parent's and takes half its bytes and the scales."""
-    answer = check(MODEL, "--against", MODEL, "--texts", texts, "--kv-dtype", "int8", "--json", "--min-agreement", "0.8")
+    answer = check(
+        MODEL, "--against", MODEL, "--texts", texts, "--kv-dtype", "int8", "--json", "--min-agreement", "0.8"
+    )
 
     body = json.loads(answer.stdout)
     plain = json.loads(check(MODEL, "--texts", texts, "--json").stdout)
