@@ -33,6 +33,7 @@ ROOMS = (
     "platform/monitoring",
     "engine/core",
     "engine/kernels",
+    "engine/quantization",
     "engine/model",
     "engine/experts",
     "engine/grammar/patterns",

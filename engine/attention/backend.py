@@ -49,6 +49,11 @@ class AttentionBatch:
     def num_rows(self) -> int:
         return len(self.positions)
 
+    @property
+    def prompt_rows(self) -> list[range]:
+        """The rows of all prefill chunks, ascending."""
+        return [rows for one in self.placed if (rows := one.chunk_rows)]
+
 
 class StepAttention(Protocol):
     """Computes the attention of one step, layer by layer."""

@@ -42,6 +42,7 @@ class TorchStepAttention:
         self._cache = cache
         self._groups = groups
         self._sinks = sinks
+        self._decoded = cache.format.decode
         self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
         self._cap = config.scales.attention_cap
         self._scale = config.scales.attention
@@ -49,7 +50,7 @@ class TorchStepAttention:
             self._scale = config.score_scale
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
+        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
         sinks = None if self._sinks is None else self._sinks[layer]
         visible = self._visible_by_window[self._config.windows[layer]]
         if self._groups.is_one_decode(len(query)):
@@ -107,8 +108,8 @@ class TorchStepAttention:
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
-        gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
-        return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)
+        gathered = self._decoded(pages.index_select(0, page_ids))  # [count * pages, page_tokens, kv_heads, head_dim]
+        return gathered.view(count, -1, *gathered.shape[2:]).transpose(1, 2)
 
 
 def scores_need_fp32(config: ModelConfig) -> bool:

@@ -14,6 +14,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.weight_reader import TensorSource
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
+from graftwork.engine.quantization.scheme import round_to_nearest
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 
@@ -93,9 +94,17 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
 def read_served_model(config: EngineConfig) -> ModelConfig:
     """Reads the configuration of the model. Its context is not longer than `max_context_tokens`.
 
-    Raises InvalidRequest if the model is not supported, or if its context is shorter than `max_context_tokens`.
+    Raises InvalidRequest if the model is not supported, if its context is shorter than `max_context_tokens`, or if it is
+    quantised already and `quantization` asks for it.
     """
     model, longest = read_model_config(config.model), config.max_context_tokens
+    if config.quantization is not None:
+        if model.experts is not None:
+            raise InvalidRequest(
+                f"--quantization {config.quantization} is not served for a model with experts: leave it out.",
+                param="quantization",
+            )
+        model = replace(model, quantization=round_to_nearest(config.quantization, model.quantization))
     if longest is None:
         return model
     if not 1 <= longest <= model.context_tokens:

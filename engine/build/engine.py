@@ -50,6 +50,7 @@ from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.kv_format import scope_suffix
 from graftwork.engine.loop import EngineLoop
 from graftwork.engine.lora.adapter_copies import build_adapter_copies
 from graftwork.engine.lora.backend import LoraBackend
@@ -128,7 +129,7 @@ def build_engine(
     with phases.phase("calibration"):
         all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
         tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
-    scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}{model.kv_variant}")
+    scopes = _scopes(settings, storage)
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     recorder = _recorder(clock, adapters, grammars)
     speculator = _speculator(config, grammars, clock, recorder)
@@ -156,6 +157,11 @@ def build_engine(
         memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
         phases=phases,
     )
+
+
+def _scopes(settings: RankSettings, storage: KvStorage) -> CacheScopes:
+    variant = f"{settings.model.kv_variant}{scope_suffix(storage.cache.format)}"
+    return CacheScopes(settings.fingerprint, f"{settings.dtype}/{settings.config.page_tokens}{variant}")
 
 
 def _costs(
@@ -199,7 +205,7 @@ def _load_model(
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
     with phases.phase("fingerprint"):
-        content = (reading or FingerprintReading(config.model)).result()
+        content = (reading or FingerprintReading(config.model)).result(config.quantization)
     settings = RankSettings(config, model, content, device, dtype)
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model

@@ -23,6 +23,7 @@ from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page, frame_bytes_for
 from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.kv.transfer.kv_format import kv_format, scope_suffix
 from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry
 from graftwork.engine.kv.transfer.plan import Report
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
@@ -54,7 +55,7 @@ next engine waits until then.
 
 def frame_sizer(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> FrameSizer:
     """Returns the object that decides the number of frames. A frame is device memory of the size of one KV page."""
-    page_bytes = bytes_per_page(model, config.page_tokens, dtype)
+    page_bytes = bytes_per_page(model, config.page_tokens, dtype, kv_format(config.kv_dtype, dtype))
     sizes = KvSizes(
         page_tokens=config.page_tokens,
         page_bytes=page_bytes,
@@ -70,6 +71,7 @@ def frame_sizer(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
 
 def check_sizes(config: EngineConfig, sizer: FrameSizer, device: torch.device) -> None:
     """Raises InvalidRequest if a size of the configuration can never serve. Needs neither weights nor device memory."""
+    _check_kv_dtype(config)
     given = device_bytes_of(config, device)
     if given is not None:
         sizer.given(given)
@@ -110,12 +112,13 @@ def allocate_kv_storage(
     """
     with _allocating("--device-bytes", sizes.device_pages * frame_bytes_for(sizes.page_bytes), f"on {device}"):
         device_memory = DeviceMemory(sizes.device_pages, sizes.page_bytes, device)
-    cache = KvCache(model, device_memory, config.page_tokens, dtype)
+    form = kv_format(config.kv_dtype, dtype)
+    cache = KvCache(model, device_memory, config.page_tokens, dtype, form)
     with _allocating("--host-kv-bytes", config.host_kv_bytes, "on the host"):
         registry = CudaRegistry() if device.type == "cuda" else None
-        host = HostMemory(sizes.host_pages, cache.page_shape, dtype, registry)
+        host = HostMemory(sizes.host_pages, cache.page_shape, cache.dtype, registry)
     with nullcontext() if phases is None else phases.phase("disk_scan"):
-        disk = _open_disk(config, f"{content}/{dtype}/{cache.page_shape}")
+        disk = _open_disk(config, f"{content}/{dtype}/{cache.page_shape}{scope_suffix(form)}")
     return KvStorage(sizes, device_memory, cache, host, disk)
 
 
@@ -169,6 +172,16 @@ def _check_lower_tiers(config: EngineConfig, sizes: KvSizes) -> None:
             raise InvalidRequest(
                 f"{flag} {given} holds no page: give at least {least} bytes, or 0 for none.", param=setting
             )
+
+
+def _check_kv_dtype(config: EngineConfig) -> None:
+    """Raises InvalidRequest if KV is stored in bytes, but is to be read or written by kernels that cannot."""
+    if config.kv_dtype != "auto" and "triton" in (config.kernels_for("rows"), config.kernels_for("attention")):
+        raise InvalidRequest(
+            f"--kv-dtype {config.kv_dtype} does not work with the Triton kernels, which read and write KV in the model's "
+            "dtype: leave one of the two out.",
+            param="kv_dtype",
+        )
 
 
 def _check_shared_folder(config: EngineConfig) -> None:

@@ -26,6 +26,7 @@ from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
 from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.kv.transfer.kv_format import kv_format
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.resident_adapter import ExpertDelta, GroupDelta, ResidentAdapter, SliceDelta
 from graftwork.engine.model.config import ModelConfig
@@ -155,9 +156,10 @@ def _peak(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> int | None
 def _small_storage(parts: RunnerParts, wanted: KvSizes, num_pages: int, device: torch.device) -> KvStorage:
     """Returns KV memory of a few pages."""
     memory = DeviceMemory(num_pages, wanted.page_bytes, device)
-    cache = KvCache(parts.model, memory, wanted.page_tokens, parts.dtype)
+    form = kv_format(parts.config.kv_dtype, parts.dtype)
+    cache = KvCache(parts.model, memory, wanted.page_tokens, parts.dtype, form)
     sizes = replace(wanted, device_pages=num_pages, host_pages=0)
-    return KvStorage(sizes, memory, cache, HostMemory(0, cache.page_shape, parts.dtype), disk=None)
+    return KvStorage(sizes, memory, cache, HostMemory(0, cache.page_shape, cache.dtype), disk=None)
 
 
 def _too_large(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> InvalidRequest:

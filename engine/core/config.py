@@ -26,9 +26,17 @@ class EngineConfig:
     processes on the CPU. `device_bytes` is for each device; `host_kv_bytes` and `disk_kv_bytes` are for all together.
     """
     dtype: str = "auto"
-    """The dtype of weights and KV: `float32`, `bfloat16`, `float16` or `auto`.
+    """The dtype of weights and, without `kv_dtype`, of KV: `float32`, `bfloat16`, `float16` or `auto`.
 
     `auto` is the model's dtype, or float32 on CPUs without bf16.
+    """
+    kv_dtype: str = "auto"
+    """How keys and values are stored on all tiers: `int8` or `fp8` (a byte for each, and a scale for each head of a
+    token), or `auto`: the dtype of the weights.
+    """
+    quantization: str | None = None
+    """To what the weights of linear layers are rounded when they are loaded: `int8` (a scale for each output), `int4` (a
+    scale for each output and 128 input features), or None to serve them as the checkpoint holds them.
     """
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
@@ -149,8 +157,13 @@ class EngineConfig:
     """
 
     def kernels_for(self, part: KernelPart) -> str:
-        """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest."""
+        """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest.
+
+        Only torch reads and writes KV in bytes.
+        """
         own = {"lora": self.lora_kernels, "rows": self.row_kernels, "attention": self.attention_backend}.get(part)
         if own is not None:
             return own
+        if self.kv_dtype != "auto" and self.kernels == "auto" and part in ("rows", "attention"):
+            return "torch"
         return "torch" if self.kernels == "native" and part != "lora" else self.kernels

@@ -18,6 +18,8 @@ from graftwork.engine.model.experts import ExpertsConfig
 from graftwork.engine.model.layer_kinds import read_kinds, read_ropes, read_windows
 from graftwork.engine.model.rope_config import LongScaling, RopeConfig
 from graftwork.engine.model.settings import positive, refuse_unknown, refused, whole
+from graftwork.engine.quantization.published import read_quantization
+from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
 _ACTIVATIONS = {
@@ -63,6 +65,8 @@ class ModelConfig:
     """The routed layers; None if all layers have a dense MLP."""
     draft_layers: int = 0
     """Layers of the checkpoint behind those of the model, which transformers and this engine leave out."""
+    quantization: Quantization | None = None
+    """How linear layers are quantised. None: not at all."""
 
     @property
     def kv_variant(self) -> str:
@@ -159,6 +163,7 @@ def _read_model_config(folder: Path) -> ModelConfig:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
     }
     kinds = read_kinds(raw, variant.window_rule)
+    experts = read_experts(raw, variant.experts)
     config = ModelConfig(
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
@@ -179,10 +184,15 @@ def _read_model_config(folder: Path) -> ModelConfig:
         block=variant.block,
         activation=_ACTIVATIONS[raw[variant.activation_setting]],
         scales=_scales(raw, variant),
-        experts=read_experts(raw, variant.experts),
+        experts=experts,
         draft_layers=next((whole(raw, name, 0) for name in variant.draft_layers_settings if raw.get(name)), 0),
+        quantization=None if experts is not None and experts.is_mxfp4 else read_quantization(found),
     )
     _check_heads(config)
+    if config.experts is not None and config.quantization is not None:
+        raise refused(
+            "quantized weights of a model with experts are not served, but for MXFP4: take its plain weights."
+        )
     return config
 
 

@@ -32,24 +32,29 @@ class FingerprintReading:
         self._digests = [self._threads.submit(_digest, path) for path in self._paths]
         self._threads.shutdown(wait=False)
 
-    def result(self) -> str:
-        """Waits for the end, and returns the fingerprint. Raises InvalidRequest if a file cannot be read."""
+    def result(self, rounding: str | None = None) -> str:
+        """Waits for the end, and returns the fingerprint (see `fingerprint`). Raises InvalidRequest if a file cannot be
+        read.
+        """
         digest = hashlib.sha256(b"graftwork/base/1")
         for path, own in zip(self._paths, self._digests, strict=True):
             try:
                 digest.update(own.result())
             except OSError as error:
                 raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
+        if rounding is not None:
+            digest.update(f"rounded to {rounding}".encode())
         return f"sha256:{digest.hexdigest()}"
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, rounding: str | None = None) -> str:
     """Returns `sha256:…`, a digest of the content of config.json and of all weight files.
 
-    Equal models in different folders have the same fingerprint. Raises InvalidRequest if a file is missing or cannot be
+    Equal models in different folders have the same fingerprint. Weights that are rounded when they are loaded make
+    another model: `rounding` names to what, such as "int8". Raises InvalidRequest if a file is missing or cannot be
     read.
     """
-    return FingerprintReading(folder).result()
+    return FingerprintReading(folder).result(rounding)
 
 
 def _digest(path: Path) -> bytes:

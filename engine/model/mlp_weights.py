@@ -10,17 +10,21 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.model.layers import Linear
+from graftwork.engine.quantization.linear import QuantizedLinear
+
+AnyLinear = Linear | QuantizedLinear
+"""A linear layer with plain weights or with quantised ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
     """The weights of an MLP, or of one expert. Gate and up are joined."""
 
-    gate_up: Linear  # [2 * intermediate, hidden]
-    down: Linear  # [hidden, intermediate]
+    gate_up: AnyLinear  # [2 * intermediate, hidden]
+    down: AnyLinear  # [hidden, intermediate]
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[AnyLinear, ...]:
         return self.gate_up, self.down
 
     @property
@@ -28,7 +32,7 @@ class DenseWeights:
         """The tensors that belong to no linear layer."""
         return ()
 
-    def group(self, name: str) -> Linear:
+    def group(self, name: str) -> AnyLinear:
         return {"gate_up": self.gate_up, "down": self.down}[name]
 
 
@@ -50,14 +54,14 @@ class RoutedWeights:
     shared: SharedWeights | None
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[AnyLinear, ...]:
         return tuple(self._linears())
 
     @property
     def others(self) -> tuple[torch.Tensor, ...]:
         return () if self.correction is None else (self.correction,)
 
-    def group(self, name: str) -> Linear:
+    def group(self, name: str) -> AnyLinear:
         """Returns one joined linear layer by its name, such as "router" or "shared_down"."""
         if name == "router":
             return self.router
@@ -67,7 +71,7 @@ class RoutedWeights:
             return self.shared.gate
         return self.shared.mlp.group(name.removeprefix("shared_"))
 
-    def _linears(self) -> Iterator[Linear]:
+    def _linears(self) -> Iterator[AnyLinear]:
         yield self.router
         for expert in self.experts:
             yield from expert.linears

@@ -17,7 +17,7 @@ _READ = frozenset(
         *("rms_norm_eps", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "is_causal"),
         *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
         *("original_max_position_embeddings", "sliding_window", "use_sliding_window", "layer_types"),
-        "max_window_layers",
+        *("max_window_layers", "quantization_config", "compression_config"),
     }
 )
 """What is read for every architecture."""
@@ -54,7 +54,7 @@ _WITHOUT_EFFECT_IF_OFF = frozenset(
         *("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"),
         *("pruned_heads", "chunk_size_feed_forward", "use_bfloat16", "tf_legacy_loss", "use_mrope"),
         *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"),
-        *("exponential_decay_length_penalty", "attention_bias", "mlp_bias", "quantization_config"),
+        *("exponential_decay_length_penalty", "attention_bias", "mlp_bias"),
     }
 )
 """What changes nothing as long as its value is false, 0 or empty."""

@@ -2,6 +2,7 @@
 
 Owns the record of which tensors have been read. A tensor is loaded only when `read` is called for it. Some checkpoints
 hold several projections as one tensor, such as `qkv_proj`: this reader gives them one by one, under their own names.
+The weight of a linear layer may be several tensors, if it is quantised: `linear` gives it whole.
 """
 
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -14,6 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from graftwork.engine.model.fingerprint import weight_files
+from graftwork.engine.quantization.checkpoint import read_quantized
+from graftwork.engine.quantization.linear import LinearWeight
+from graftwork.engine.quantization.rounding import rounded
+from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -55,19 +60,27 @@ class TensorSource(Protocol):
 
     def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
 
+    def linear(self, module: str, shape: tuple[int, int]) -> LinearWeight:
+        """Reads the weight [out_features, in_features] of a linear layer, such as "model.layers.0.mlp.down_proj"."""
+        ...
+
 
 class WeightReader:
     """Reads single tensors from the weight files of a model folder, by name."""
 
-    def __init__(self, folder: Path, joined: Joined | None = None) -> None:
+    def __init__(self, folder: Path, joined: Joined | None = None, quantization: Quantization | None = None) -> None:
         """Reads the files' headers. Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
+        self._joined = joined or {}
+        self._quantization = quantization
         self._stored_by_name: dict[str, _Stored] = {}
         for path in self._files:
             with _open(path) as tensors:
                 for name in sorted(tensors.keys()):
-                    self._stored_by_name.update(_places(path, name, joined or {}))
-        self._unread = set(self._stored_by_name)
+                    module = name.rpartition(".")[0]
+                    joined_here = {} if self._is_stored_quantized(module) else self._joined
+                    self._stored_by_name.update(_places(path, name, joined_here))
+        self._unread = {name for name in self._stored_by_name if not self._is_unused(name)}
 
     def __contains__(self, name: str) -> bool:
         return name in self._stored_by_name
@@ -76,6 +89,46 @@ class WeightReader:
     def unread(self) -> frozenset[str]:
         """The names of those tensors in the files that have not been read yet."""
         return frozenset(self._unread)
+
+    def take(self, name: str) -> torch.Tensor:
+        """Reads one tensor into CPU memory as it is stored, whatever its shape and dtype."""
+        place = self._stored_by_name[name]
+        with _open(place.path) as tensors:
+            tensor: torch.Tensor = tensors.get_tensor(place.name)
+        self._unread.discard(name)
+        return tensor
+
+    def quantizes(self, module: str) -> bool:
+        """Returns whether the weight of a linear layer is quantised, by the checkpoint or when it is read."""
+        return self._quantization is not None and not self._quantization.excludes(module)
+
+    def linear(self, module: str, shape: tuple[int, int]) -> LinearWeight:
+        """Reads the weight of a linear layer, [out_features, in_features], quantised if `quantizes` says so.
+
+        Raises InvalidRequest as `read` does, and if the tensors do not fit the quantisation.
+        """
+        quantization = self._quantization
+        if quantization is None or quantization.excludes(module):
+            return self.read(f"{module}.weight", shape)
+        if quantization.is_rounded:
+            return rounded(self.read(f"{module}.weight", shape), quantization.scheme)
+        parent, _, target = module.rpartition(".")
+        for name, members in self._joined.items():
+            start = 0
+            for member, rows in members:
+                if member == target:
+                    whole = (sum(rows for _, rows in members), shape[1])
+                    joined = read_quantized(self, f"{parent}.{name}", whole, quantization.scheme)
+                    return joined.rows(start, start + rows)
+                start += rows
+        return read_quantized(self, module, shape, quantization.scheme)
+
+    def _is_stored_quantized(self, module: str) -> bool:
+        return self.quantizes(module) and self._quantization is not None and not self._quantization.is_rounded
+
+    def _is_unused(self, name: str) -> bool:
+        """Returns whether a tensor is one that products with quantised weights do not need."""
+        return self._quantization is not None and name.rpartition(".")[2] in self._quantization.unused_tensors
 
     def read(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> torch.Tensor:
         """Reads one tensor into CPU memory, in the dtype of its file. Reads only `part` of it, if a part is given.

@@ -4,7 +4,8 @@ Owns the weights. Linear layers with the same input, such as q, k and v, are joi
 tensor in the folder: a tensor that the model does not use is an error.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.expert_reader import ExpertReader
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.mlp_weights import DenseWeights, MlpWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER, joined_projections
 from graftwork.engine.model.weight_reader import TensorSource, WeightReader
+from graftwork.engine.quantization.linear import LinearWeight, QuantizedLinear, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -27,9 +29,9 @@ class LayerWeights:
     """
 
     attention_norm: torch.Tensor | None  # [hidden], of attention's input
-    qkv: Linear  # [query + 2 * kv_width, hidden]
+    qkv: AnyLinear  # [query + 2 * kv_width, hidden]
     qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: a row for each query head, then each key head
-    output: Linear  # [hidden, query]
+    output: AnyLinear  # [hidden, query]
     mlp_norm: torch.Tensor | None  # [hidden], of the MLP's input
     mlp: MlpWeights
     attention_post_norm: torch.Tensor | None = None  # [hidden], of attention's output
@@ -49,11 +51,11 @@ class LayerWeights:
         return (*self.norms, *self.mlp.others, *(() if self.sinks is None else (self.sinks,)))
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[AnyLinear, ...]:
         """All linear layers of the layer."""
         return self.qkv, self.output, *self.mlp.linears
 
-    def group(self, name: str) -> Linear:
+    def group(self, name: str) -> AnyLinear:
         """Returns one joined linear layer by its name, such as "qkv", "o" or "gate_up" (see projections.py)."""
         attention = {"qkv": self.qkv, "o": self.output}.get(name)
         return self.mlp.group(name) if attention is None else attention
@@ -68,7 +70,9 @@ class DecoderWeights:
     target_shapes: dict[str, tuple[int, int]]
     """The pair (out_features, in_features) of each LoRA target."""
     norm: torch.Tensor  # [hidden]
-    head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
+    head: AnyLinear  # [vocab, hidden]; the embedding itself if the two are tied
+    step_kinds: StepKinds = field(default_factory=StepKinds)
+    """Which rows of the step decode, for quantised layers."""
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the weight and the bias of one linear layer that LoRA can change, such as "q_proj" in layer 3.
@@ -118,7 +122,7 @@ class DecoderWeights:
 
 def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
     """Opens the weight files of a model. `config` is the whole model. Raises InvalidRequest as WeightReader does."""
-    return WeightReader(folder, joined_projections(config))
+    return WeightReader(folder, joined_projections(config), config.quantization)
 
 
 def load_decoder_weights(
@@ -129,14 +133,15 @@ def load_decoder_weights(
     Raises InvalidRequest if a tensor is missing, has another shape, or is not part of the model. The error names the
     tensor.
     """
-    tensors = _TensorReader(reader, config, device, dtype)
+    tensors = _TensorReader(reader, config, device, dtype, StepKinds())
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     weights = DecoderWeights(
         embedding=embedding,
         layers=tuple(tensors.layer(index) for index in range(config.num_layers)),
         target_shapes=config.target_shapes,
         norm=tensors.norm("model.norm", config.hidden_size),
-        head=Linear(tensors.head(embedding)),
+        head=tensors.linear([tensors.head(embedding)], None, StepKinds()),
+        step_kinds=tensors.step_kinds,
     )
     _refuse_leftovers(reader, config)
     weights.pack()
@@ -151,19 +156,49 @@ class _TensorReader:
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    step_kinds: StepKinds
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
         return self.reader.read(name, shape).to(self.device, self.dtype)
 
-    def fused(self, prefix: str, *targets: str) -> Linear:
+    def fused(self, prefix: str, *targets: str) -> AnyLinear:
         shapes = [self.config.target_shapes[target] for target in targets]
         weights = [
-            self.read(f"{prefix}.{target}.weight", *shape) for target, shape in zip(targets, shapes, strict=True)
+            self.placed(self.reader.linear(f"{prefix}.{target}", shape))
+            for target, shape in zip(targets, shapes, strict=True)
         ]
         if not set(targets) & set(self.config.biased_targets):
-            return Linear(torch.cat(weights))
+            self.skip_zero_biases(prefix, targets)
+            return self.linear(weights, None, self.step_kinds)
         biases = [self.read(f"{prefix}.{target}.bias", shape[0]) for target, shape in zip(targets, shapes, strict=True)]
-        return Linear(torch.cat(weights), torch.cat(biases))
+        return self.linear(weights, torch.cat(biases), self.step_kinds)
+
+    def placed(self, weight: LinearWeight) -> LinearWeight:
+        """Returns a weight on the device. A plain one is of the model's dtype."""
+        return weight.to(self.device, self.dtype) if isinstance(weight, torch.Tensor) else weight.to(self.device)
+
+    def linear(self, weights: Sequence[LinearWeight], bias: torch.Tensor | None, kinds: StepKinds) -> AnyLinear:
+        """Joins the weights of projections with the same input into one layer."""
+        plain = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+        if len(plain) < len(weights):
+            return QuantizedLinear(weights, bias, self.dtype, kinds)
+        return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
+
+    def skip_zero_biases(self, prefix: str, targets: Sequence[str]) -> None:
+        """Reads biases that the model has none of, which some libraries write as zeros for quantised layers.
+
+        Raises InvalidRequest if one is not zero.
+        """
+        if self.config.quantization is None:
+            return
+        for target in targets:
+            name = f"{prefix}.{target}.bias"
+            if name in self.reader and bool(self.read(name, self.config.target_shapes[target][0]).any()):
+                raise InvalidRequest(
+                    f"The checkpoint holds {name!r}, which is not zero, but its config.json says that there is no bias: "
+                    "one of the two belongs to another model.",
+                    param="model",
+                )
 
     def norm(self, name: str, size: int) -> torch.Tensor:
         """Reads the weights of one norm. They are fp32 if the norm rounds only once."""
@@ -208,16 +243,17 @@ class _TensorReader:
         query = self.norm(f"{prefix}.q_norm", self.config.num_heads * self.config.head_dim)
         return query, self.norm(f"{prefix}.k_norm", self.config.kv_width)
 
-    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+    def head(self, embedding: torch.Tensor) -> LinearWeight:
         """Returns the output head.
 
         If head and embedding are tied, this is the embedding, although some files store both.
         """
         if self.config.tie_word_embeddings and "lm_head.weight" not in self.reader:
             return embedding
-        head = self.read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
         if not self.config.tie_word_embeddings:
-            return head
+            shape = self.config.vocab_size, self.config.hidden_size
+            return self.placed(self.reader.linear("lm_head", shape))
+        head = self.read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
         if not torch.equal(head, embedding):
             raise InvalidRequest(
                 "The checkpoint ties lm_head.weight to the embedding, but holds another: "

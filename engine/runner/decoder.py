@@ -51,6 +51,7 @@ class Decoder:
         A row is one token of the step.
         """
         rows, layers = self.rows, self.weights.layers
+        self.weights.step_kinds.prompt_rows = batch.attention.prompt_rows
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
         if self._embedding_scale is not None:

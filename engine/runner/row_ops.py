@@ -162,7 +162,7 @@ class TorchStepRows:
             queries_and_keys = table.rotate(queries_and_keys, *self._angles[table])
         query, key = queries_and_keys[:, : config.num_heads], queries_and_keys[:, config.num_heads :]
         self._cache.gates.wait(layer)
-        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
+        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
         self._write(keys, key)
         self._write(values, value)
         return query
@@ -170,7 +170,7 @@ class TorchStepRows:
     def _write(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
         if self._begins_pages:
             pages.index_fill_(0, self._batch.begun_pages, 0)
-        pages.index_put_((self._batch.row_pages, self._batch.row_offsets), rows)
+        pages.index_put_((self._batch.row_pages, self._batch.row_offsets), self._cache.format.encode(rows))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

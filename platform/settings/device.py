@@ -28,6 +28,12 @@ class DeviceSettings:
     demo: bool = setting(False, parse_flag)
     device: str = setting("auto", parse_device)
     dtype: str = setting("auto", one_of("auto", "float32", "bfloat16", "float16"))
+    kv_dtype: str = setting("auto", one_of("auto", "int8", "fp8"))
+    """How keys and values are stored on all tiers: `int8` or `fp8` (a byte for each, and a scale for each head of a token),
+    or `auto`: the dtype of the weights."""
+    quantization: str | None = setting(None, one_of("int8", "int4"))
+    """To what the weights of linear layers are rounded when they are loaded: `int8` or `int4`. None serves them as the
+    checkpoint holds them."""
     tensor_parallel: int = setting(1, whole(1, 8))
     """Devices of this machine that compute one model together, 1 to 8. Each holds a part of each layer."""
     threads: int = setting(1, whole(1, 1024))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -15,6 +15,7 @@ from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, sh
 from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.comparison import Divergence, TextFigures
     from graftwork.engine.evaluation.gate import Verdict
     from graftwork.engine.evaluation.text_scorer import TextScorer
@@ -41,6 +42,10 @@ def check(
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the texts are read, at most.")] = 4096,
     dtype: Annotated[str, typer.Option(help="The dtype of the model: auto, float32, bfloat16 or float16.")] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="Round the model's weights to int8 or int4, as `serve --quantization` does.")
+    ] = None,
+    kv_dtype: Annotated[str, typer.Option(help="How the model's KV is stored: auto, int8 or fp8.")] = "auto",
     against_dtype: Annotated[str, typer.Option(help="The dtype of its parent.")] = "auto",
     device: Device = None,
     max_kl: Annotated[float, typer.Option(min=0.0, help="The most KL divergence, in nats a token.")] = 0.05,
@@ -56,26 +61,19 @@ def check(
 
     Example: graftwork model check ./support-int8 --against ./support --texts ./transcripts
     """
-    from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows
+    from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.gate import Limits, judge
 
-    pieces = _pieces(model, against, texts, tokens)
-    own, divergence, verdict, parent = LikelihoodMeter(pieces), None, None, None
-    with tempfile.TemporaryDirectory(prefix="graftwork-model-check-") as folder:
-        meter: DivergenceMeter | None = None
-        if against is not None:
-            theirs = LikelihoodMeter(pieces)
-            with _loaded(against, against_dtype, device) as scorer:
-                rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
-                _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=as_json)
-            parent, meter = theirs.figures(), DivergenceMeter(rows)
-        with _loaded(model, dtype, device) as scorer:
-            takes = (own.take,) if meter is None else (own.take, meter.take)
-            _score(scorer, pieces, "model", takes, quiet=as_json)
-            memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
-    figures = own.figures()
-    if meter is not None and parent is not None:
-        divergence = meter.figures()
+    pieces, where = _pieces(model, against, texts, tokens), device or "auto"
+    candidate = EngineConfig(
+        model=model, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, device=where, host_kv_bytes=0
+    )
+    origin = None
+    if against is not None:
+        origin = EngineConfig(model=against, dtype=against_dtype, device=where, host_kv_bytes=0)
+    figures, parent, divergence, memory = _measure(candidate, origin, pieces, quiet=as_json)
+    verdict = None
+    if parent is not None and divergence is not None:
         verdict = judge(figures, parent, divergence, Limits(max_kl, min_agreement, max_perplexity_ratio))
     if as_json:
         show_json(_body(figures, parent, divergence, verdict, memory))
@@ -83,6 +81,38 @@ def check(
         _show(model, figures, parent, divergence, verdict, memory)
     if verdict is not None and not verdict.passes:
         raise typer.Exit(1)
+
+
+class _Measured(NamedTuple):
+    """The figures of a model, those of its parent, how far the two are apart, and the model's memory in bytes."""
+
+    figures: "TextFigures"
+    parent: "TextFigures | None"
+    divergence: "Divergence | None"
+    memory: dict[str, int]
+
+
+def _measure(
+    candidate: "EngineConfig", parent: "EngineConfig | None", pieces: Sequence[tuple[int, ...]], *, quiet: bool
+) -> _Measured:
+    """Runs a model over texts, and its parent before, if there is one."""
+    from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows
+
+    own = LikelihoodMeter(pieces)
+    theirs, meter = LikelihoodMeter(pieces), None
+    with tempfile.TemporaryDirectory(prefix="graftwork-model-check-") as folder:
+        if parent is not None:
+            with _loaded(parent) as scorer:
+                rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
+                _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=quiet)
+            meter = DivergenceMeter(rows)
+        with _loaded(candidate) as scorer:
+            takes = (own.take,) if meter is None else (own.take, meter.take)
+            _score(scorer, pieces, "model", takes, quiet=quiet)
+            memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
+    if meter is None:
+        return _Measured(own.figures(), None, None, memory)
+    return _Measured(own.figures(), theirs.figures(), meter.figures(), memory)
 
 
 def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[tuple[int, ...]]:
@@ -115,13 +145,10 @@ def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[t
 
 
 @contextmanager
-def _loaded(model: Path, dtype: str, device: str | None) -> "Iterator[TextScorer]":
-    from graftwork.engine.core.config import EngineConfig
+def _loaded(config: "EngineConfig") -> "Iterator[TextScorer]":
     from graftwork.engine.evaluation.text_scorer import TextScorer
 
-    with closing(
-        TextScorer(EngineConfig(model=model, dtype=dtype, device=device or "auto", host_kv_bytes=0))
-    ) as scorer:
+    with closing(TextScorer(config)) as scorer:
         yield scorer
 
 

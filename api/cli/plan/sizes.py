@@ -70,7 +70,15 @@ class ModelSizes:
 
     @property
     def weights_bytes(self) -> int:
-        return self.parameters * self.item_bytes
+        """Bytes of the weights as they are served: the linear layers of a quantised checkpoint as codes and scales."""
+        quantization = self.model.quantization
+        if quantization is None:
+            return self.parameters * self.item_bytes
+        excluded = [target for target in self.model.target_shapes if quantization.excludes(f"layers.{target}")]
+        shapes = {name: shape for name, shape in self.model.target_shapes.items() if name not in excluded}
+        quantised = self.model.num_layers * sum(out * width for out, width in shapes.values())
+        plain = (self.parameters - quantised) * self.item_bytes
+        return plain + int(quantised * quantization.bits_per_weight / 8)
 
     @property
     def token_flops(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+from graftwork.engine.kv.transfer.kv_format import KvFormat, PlainKv
 from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.model.config import ModelConfig
 
@@ -109,12 +110,25 @@ class KvCache:
     Page number n is the frame number n of DeviceMemory. The null frame is the page of zeros that pads block tables.
     """
 
-    def __init__(self, config: ModelConfig, device_memory: DeviceMemory, page_tokens: int, dtype: torch.dtype) -> None:
-        """A frame of `device_memory` must have at least `bytes_per_page` bytes."""
-        self.page_shape = (2, config.num_layers, page_tokens, config.num_kv_heads, config.head_dim)
-        """The shape of one page: keys and values of all layers."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        device_memory: DeviceMemory,
+        page_tokens: int,
+        dtype: torch.dtype,
+        form: KvFormat | None = None,
+    ) -> None:
+        """A frame of `device_memory` must have at least `bytes_per_page` bytes.
+
+        `dtype` is the model's. Without a `form`, keys and values are stored in it.
+        """
+        self.format = form or PlainKv(dtype)
+        """How one head of one token is stored."""
+        width = self.format.width(config.head_dim)
+        self.page_shape = (2, config.num_layers, page_tokens, config.num_kv_heads, width)
+        """The shape of one page as it is stored: keys and values of all layers."""
         elements = torch.Size(self.page_shape).numel()
-        frames = device_memory.frames.view(dtype)[:, :elements]
+        frames = device_memory.frames.view(self.format.storage_dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
         self._layers = [(self._pages[:, 0, layer], self._pages[:, 1, layer]) for layer in range(config.num_layers)]
         self.gates = LayerGates()
@@ -130,6 +144,7 @@ class KvCache:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype in which pages are stored."""
         return self._pages.dtype
 
     def read_page(self, page: int, target: torch.Tensor) -> None:
@@ -150,13 +165,18 @@ class KvCache:
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of one layer.  # each [num_frames + 2, page_tokens, kv_heads, head_dim]
+        """Returns the keys and the values of one layer, as `format` stores them.
 
-        Writing to these tensors changes the pages.
+        Each is [num_frames + 2, page_tokens, kv_heads, width], with `width` the head_dim if they are plain. Writing to these tensors changes the pages.
         """
         return self._layers[layer]
 
 
-def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
-    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers."""
-    return config.kv_page_bytes(page_tokens, dtype.itemsize)
+def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype, form: KvFormat | None = None) -> int:
+    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers.
+
+    `dtype` and `form` are those of KvCache.
+    """
+    own = form or PlainKv(dtype)
+    head_bytes = own.width(config.head_dim) * own.storage_dtype.itemsize
+    return config.kv_page_bytes(page_tokens, 1) // config.head_dim * head_bytes

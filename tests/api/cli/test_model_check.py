@@ -94,3 +94,30 @@ def test_wrong_files_are_told(texts: Path, tmp_path: Path) -> None:
         answer = check(*arguments)
         assert answer.exit_code != 0
         assert told in str(answer.exception) + answer.output
+
+
+def test_rounded_weights_are_measured(texts: Path) -> None:
+    """int8 weights are near the parent and take less memory; int4 in a model this small is refused."""
+    near = check(MODEL, "--against", MODEL, "--texts", texts, "--quantization", "int8", "--json", "--max-kl", "0.2")
+    far = check(MODEL, "--against", MODEL, "--texts", texts, "--quantization", "int4", "--json")
+
+    plain = json.loads(check(MODEL, "--texts", texts, "--json").stdout)
+    eight, four = json.loads(near.stdout), json.loads(far.stdout)
+    assert 0 < eight["divergence"]["mean_kl"] < four["divergence"]["mean_kl"]
+    assert eight["divergence"]["mean_kl"] < 0.2
+    assert (far.exit_code, four["passes"]) == (1, False)
+    sizes = [body["memory"]["weights_bytes"] for body in (plain, eight, four)]
+    assert sizes[0] > 1.6 * sizes[1] > 1.6 * sizes[2]
+
+
+def test_kv_in_bytes_is_measured(texts: Path) -> None:
+    """KV in int8 is near the parent's and takes half its bytes and the scales."""
+    answer = check(
+        MODEL, "--against", MODEL, "--texts", texts, "--kv-dtype", "int8", "--json", "--min-agreement", "0.8"
+    )
+
+    body = json.loads(answer.stdout)
+    plain = json.loads(check(MODEL, "--texts", texts, "--json").stdout)
+    assert body["divergence"]["mean_kl"] > 0
+    assert body["divergence"]["agreement"] >= 0.8
+    assert body["memory"]["kv_token_bytes"] / plain["memory"]["kv_token_bytes"] in (34 / 64, 34 / 128)  # bf16, fp32

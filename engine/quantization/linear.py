@@ -1,0 +1,188 @@
+"""Computes a linear layer whose weights are quantised, in the place of a layer with plain weights.
+
+A layer has parts, one for each projection that shares its input, such as q, k and v. Each part has a quantised weight or
+a plain one, because a checkpoint may leave some layers as they were.
+
+On a CPU there are two ways. The compiled kernel reads the codes themselves, which suits decoding rows. Prompts have many
+rows, for which a few outputs of the weight are made dense at a time and multiplied as plain ones are. The two round
+differently, so which of them serves a row follows from the row's own request alone: decoding rows (a single known token,
+and drafts) take the kernel. Elsewhere, and where the kernel does not work, all rows take the second way.
+
+Invariant: the bits of a decoding row do not depend on the other rows. Those of a prompt's rows depend on them no more than
+with plain weights (see BatchInvariance).
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.quantization.weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from graftwork.engine.quantization.cpu_products import CpuProducts
+
+_log = logging.getLogger(__name__)
+
+LinearWeight = torch.Tensor | QuantizedWeight
+"""The weight of a projection: [out_features, in_features]."""
+
+_DENSE_VALUES = 2**22
+"""The most values of a weight that are dense at a time: 8 MiB in bf16."""
+_LEAST_ROWS, _LEAST_COLUMNS = 16, 16
+"""Smaller products in fp32 are computed in another way, with other bits (measured with torch 2.13 on x86)."""
+
+
+@dataclass(slots=True)
+class StepKinds:
+    """Which rows of the current step decode. All layers of a model share it, and the decoder sets it for each step."""
+
+    prompt_rows: Sequence[range] = ()
+    """The rows that belong to prompts, ascending. All other rows decode."""
+
+
+class QuantizedLinear:
+    """A linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features]."""
+
+    __slots__ = ("_dtype", "_kinds", "_parts", "bias")
+
+    def __init__(
+        self,
+        weights: Sequence[LinearWeight],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        kinds: StepKinds,
+    ) -> None:
+        """`dtype` is the model's. All weights are on the model's device."""
+        self.bias = bias
+        self._dtype = dtype
+        self._kinds = kinds
+        self._parts = [_part(weight, dtype) for weight in weights]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dense weight, [out_features, in_features], as a copy."""
+        return torch.cat([part.dense(0, part.out_features) for part in self._parts])
+
+    @property
+    def is_packed(self) -> bool:
+        """Never: plain parts stay plain, because they are computed as the dense pieces of the others are."""
+        return False
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self._parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of codes, scales, zero points, plain weights and the bias."""
+        return sum(part.num_bytes for part in self._parts) + (0 if self.bias is None else self.bias.nbytes)
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Returns False: no tensor is the weight itself."""
+        return False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [num_rows, out_features] in the model's dtype for x [num_rows, in_features]."""
+        y = torch.empty(len(x), self.out_features, dtype=x.dtype, device=x.device)
+        start = 0
+        for part in self._parts:
+            end = start + part.out_features
+            bias = None if self.bias is None else self.bias[start:end]
+            _fill(part, x, bias, y[:, start:end], self._kinds)
+            start = end
+        return y
+
+    def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the dense weight and the bias of the outputs [start, end). The weight is [end - start, in_features]."""
+        pieces, first = [], 0
+        for part in self._parts:
+            low, high = max(start - first, 0), min(end - first, part.out_features)
+            if low < high:
+                pieces.append(part.dense(low, high))
+            first += part.out_features
+        return torch.cat(pieces), None if self.bias is None else self.bias[start:end]
+
+    def pack(self) -> None:
+        """Does nothing: codes are packed already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The weight of one projection, quantised or plain."""
+
+    weight: LinearWeight
+    dtype: torch.dtype
+    products: "CpuProducts | None"
+    """The compiled kernel's products. None for a plain weight, and where the kernel is not used."""
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0] if isinstance(self.weight, torch.Tensor) else self.weight.out_features
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1] if isinstance(self.weight, torch.Tensor) else self.weight.in_features
+
+    @property
+    def num_bytes(self) -> int:
+        if isinstance(self.weight, torch.Tensor):
+            return self.weight.nbytes
+        return self.weight.num_bytes + (0 if self.products is None else self.products.num_bytes)
+
+    def dense(self, start: int, end: int) -> torch.Tensor:
+        """Returns the outputs [start, end) of the dense weight."""
+        if isinstance(self.weight, torch.Tensor):
+            return self.weight[start:end]
+        if self.products is not None and self.dtype in (torch.float32, torch.bfloat16):
+            return self.products.dense(start, end, self.dtype)
+        return self.weight.rows(start, end).dense(self.dtype)
+
+
+def _part(weight: LinearWeight, dtype: torch.dtype) -> _Part:
+    if isinstance(weight, torch.Tensor) or weight.packed.device.type != "cpu" or find_spec("numba") is None:
+        return _Part(weight, dtype, None)
+    from graftwork.engine.quantization.cpu_products import CpuProducts
+    from graftwork.engine.quantization.cpu_selftest import why_kernel_fails
+
+    failure = why_kernel_fails(weight.kind)
+    if failure is not None:
+        loss = "each step makes all weights dense"
+        _log.warning("quantised_kernel_unavailable", extra={"reason": failure, "loss": loss})
+        return _Part(weight, dtype, None)
+    return _Part(weight, dtype, CpuProducts(weight))
+
+
+def _fill(part: _Part, x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, kinds: StepKinds) -> None:
+    """Writes the products of one part to y, [num_rows, out_features of the part]."""
+    if part.products is None:
+        y.copy_(_dense_product(part, x, bias))
+        return
+    decoding_start = 0
+    for prompt in (*kinds.prompt_rows, range(len(x), len(x))):
+        if decoding_start < prompt.start:
+            exact = part.products.multiply(x[decoding_start : prompt.start])
+            y[decoding_start : prompt.start] = exact if bias is None else exact + bias
+        if prompt:
+            y[prompt.start : prompt.stop] = _dense_product(part, x[prompt.start : prompt.stop], bias)
+        decoding_start = prompt.stop
+
+
+def _dense_product(part: _Part, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Returns the products with a weight of which some outputs are made dense at a time: [num_rows, out_features]."""
+    num_rows, columns = len(x), part.out_features
+    if num_rows < _LEAST_ROWS:
+        x = functional.pad(x, (0, 0, 0, _LEAST_ROWS - num_rows))
+    step = max(_DENSE_VALUES // part.in_features, _LEAST_COLUMNS)
+    pieces = []
+    for start in range(0, columns, step):
+        dense = part.dense(start, min(start + step, columns))
+        if len(dense) < _LEAST_COLUMNS:
+            dense = functional.pad(dense, (0, 0, 0, _LEAST_COLUMNS - len(dense)))
+        pieces.append(functional.linear(x, dense))
+    y = torch.cat(pieces, dim=1)[:num_rows, :columns]
+    return y if bias is None else y + bias

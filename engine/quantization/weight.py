@@ -1,0 +1,162 @@
+"""The quantised weight of one linear layer, in the one form that all published forms are brought into.
+
+    value[o, k] = (code[o, k] - zero[o, g]) * scale[o, g],    g the group of column k
+
+Owns the codes, scales and zero points, and how they lie in memory. Never reads a file and never multiplies. Invariant:
+`dense` gives the values that the library that wrote the checkpoint computes, bit by bit: the product is rounded to the
+dtype of the scales.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+from torch.nn import functional
+
+BLOCK = 128
+"""Rows of codes are padded to a multiple of this many."""
+LANES = 16
+WHOLE_ROW = 1 << 40
+"""The group size of a weight with one scale for each output."""
+
+
+class Codes(Enum):
+    """What a code is."""
+
+    INT4 = "int4"
+    """From -8 to 7, two in a byte."""
+    INT8 = "int8"
+    """From -128 to 127."""
+    FLOAT8 = "float8_e4m3fn"
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of BLOCK codes."""
+        return BLOCK // 2 if self is Codes.INT4 else BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [out_features, in_features] as codes with scales."""
+
+    kind: Codes
+    packed: torch.Tensor  # [out_features, blocks * block_bytes] uint8
+    """In INT4, word l of a block's sixteen 32-bit words has in its nibble j the code j * 16 + l of the block."""
+    scales: torch.Tensor  # [out_features, groups] fp32
+    """Rows are padded as codes are: a group of padding has the scale 0."""
+    zeros: torch.Tensor | None  # [out_features, groups] int16
+    group_size: int
+    """Columns of a group, as they are stored: 32, 64, 128, a larger power of two, or WHOLE_ROW."""
+    in_features: int
+    scale_dtype: torch.dtype
+    """The dtype to which values are rounded."""
+    order: torch.Tensor | None = None  # [in_features] int64
+    """The input feature of each stored column, if columns are sorted by groups."""
+
+    @classmethod
+    def of(
+        cls,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None = None,
+        *,
+        kind: Codes,
+        group_size: int,
+        order: torch.Tensor | None = None,
+    ) -> "QuantizedWeight":
+        """Packs codes [out_features, in_features] of int8 or float8_e4m3fn, with scales and zeros [out_features, groups].
+
+        Columns are in the order in which they are to be stored.
+        """
+        in_features = codes.shape[1]
+        bytes_ = functional.pad(codes.view(torch.uint8), (0, -in_features % BLOCK))
+        missing = (0, -(-bytes_.shape[1] // group_size) - scales.shape[1])
+        return cls(
+            kind=kind,
+            packed=_nibbles(bytes_) if kind is Codes.INT4 else bytes_.contiguous(),
+            scales=functional.pad(scales.float(), missing).contiguous(),
+            zeros=None
+            if zeros is None or not zeros.any()
+            else functional.pad(zeros.to(torch.int16), missing).contiguous(),
+            group_size=group_size,
+            in_features=in_features,
+            scale_dtype=scales.dtype,
+            order=order,
+        )
+
+    @property
+    def out_features(self) -> int:
+        return self.packed.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.packed, self.scales, self.zeros, self.order)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def to(self, device: torch.device) -> "QuantizedWeight":
+        return replace(
+            self,
+            packed=self.packed.to(device),
+            scales=self.scales.to(device),
+            zeros=None if self.zeros is None else self.zeros.to(device),
+            order=None if self.order is None else self.order.to(device),
+        )
+
+    def codes(self) -> torch.Tensor:
+        """Returns the codes in the stored order: [out_features, in_features] int8 or float8_e4m3fn."""
+        if self.kind is not Codes.INT4:
+            dtype = torch.int8 if self.kind is Codes.INT8 else torch.float8_e4m3fn
+            return self.packed[:, : self.in_features].view(dtype)
+        words = self.packed.view(torch.int32).view(self.out_features, -1, 1, LANES)
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
+        nibbles = ((words >> shifts) & 15).to(torch.int8).flatten(1)  # [out_features, blocks * 128]
+        return ((nibbles ^ 8) - 8)[:, : self.in_features]
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the weight as the library that wrote it computes it, in `dtype`: [out_features, in_features]."""
+        values = self.codes()
+        groups = torch.arange(self.in_features, device=values.device) // self.group_size
+        if self.zeros is not None:
+            values = values.to(torch.int16) - self.zeros[:, groups]
+        products = (values.float() * self.scales[:, groups]).to(self.scale_dtype)
+        return self.sorted_back(products.to(dtype))
+
+    def sorted_back(self, stored: torch.Tensor) -> torch.Tensor:
+        """Returns columns in the order of the input features: [out_features, in_features]."""
+        if self.order is None:
+            return stored
+        return torch.empty_like(stored).index_copy_(1, self.order, stored)
+
+    def rows(self, start: int, end: int) -> "QuantizedWeight":
+        """Returns the outputs [start, end) as a copy."""
+        return replace(
+            self,
+            packed=self.packed[start:end].clone(),
+            scales=self.scales[start:end].clone(),
+            zeros=None if self.zeros is None else self.zeros[start:end].clone(),
+        )
+
+    def columns(self, start: int, end: int) -> "QuantizedWeight | None":
+        """Returns the input features [start, end) as a copy. None if a group would be cut, or columns are sorted."""
+        cuts = self.group_size != WHOLE_ROW and (start % self.group_size or (end - start) % self.group_size)
+        if self.order is not None or (cuts and (start, end) != (0, self.in_features)):
+            return None
+        groups = (
+            slice(None) if self.group_size == WHOLE_ROW else slice(start // self.group_size, end // self.group_size)
+        )
+        codes = self.codes()[:, start:end].contiguous()
+        part = QuantizedWeight.of(
+            codes,
+            self.scales[:, groups],
+            None if self.zeros is None else self.zeros[:, groups],
+            kind=self.kind,
+            group_size=self.group_size,
+        )
+        return replace(part, scale_dtype=self.scale_dtype)
+
+
+def _nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Packs bytes, two in one: [out_features, blocks * 64] uint8 from [out_features, blocks * 128] uint8."""
+    blocks = (codes & 15).view(len(codes), -1, BLOCK // LANES, LANES)  # [out, blocks, nibble, word]
+    pairs = blocks[:, :, 0::2] | (blocks[:, :, 1::2] << 4)  # [out, blocks, byte of the word, word]
+    return pairs.transpose(2, 3).reshape(len(codes), -1).contiguous()
