@@ -29,6 +29,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fastapi", "starlette"), ("api/*",)),
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
+    "huggingface_hub": ("api/server/model_sources.py",),
     "obstore": ("engine/kv/disk/bucket.py",),
     "prometheus_client": ("platform/*",),
     "opentelemetry": ("platform/tracing/*",),

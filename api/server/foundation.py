@@ -61,7 +61,7 @@ class ServedModel:
 async def read_served_model(base: Foundation, modes: ModeSwitch) -> ServedModel:
     """Reads the folder of the served model, and asks the engine what it serves."""
     settings, clock, engine = base.settings, base.clock, base.engine
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
+    folder = await asyncio.to_thread(lambda: ModelFolder.load(model_folder(settings, with_weights=False)))
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
     public_prefixes = NO_PUBLIC_PREFIXES
     if settings.public_prompts is not None and prompts is not None:

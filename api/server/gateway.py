@@ -57,7 +57,7 @@ def run_gateway(settings: Settings) -> None:
 
     Raises a GraftworkError if the gateway cannot start.
     """
-    model_folder(settings)  # fails at once if a setting is missing
+    model_folder(settings, with_weights=False)  # fails at once if a setting is missing
     if settings.engine_address is None and settings.fleet == "static":
         raise InvalidRequest(
             "A gateway needs an engine: name it with --engine-address, find those in the database with --fleet leases, or "

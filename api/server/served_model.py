@@ -1,16 +1,18 @@
 """Finds the model that the settings select, and the demo model and adapters that come with Graftwork.
 
-Never reads a model's files.
+Never reads a model's files; `model_sources.py` fetches them.
 """
 
 import re
 from importlib.resources import files
 from pathlib import Path
 
+from graftwork.api.server.model_sources import fetched_model
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.settings.settings import Settings
+from graftwork.platform.settings.values import ModelReference
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 DEMO_MODEL_NAME = "graftwork-demo"
 
@@ -19,11 +21,15 @@ def demo_folder() -> Path:
     return Path(str(files("graftwork.demo").joinpath("model"))).parent
 
 
-def model_folder(settings: Settings) -> Path:
+def model_folder(settings: Settings, *, with_weights: bool = True) -> Path:
     """Returns the folder of the model in the settings. If the settings have no model, demo mode uses the demo model.
 
-    Raises InvalidRequest if the settings have no model and demo mode is off, or if the model is not a folder.
+    A model from the Hub or a bucket is fetched first, if this machine lacks it; a gateway needs it without its weights.
+    Raises InvalidRequest if the settings have no model and demo mode is off, or if there is no such model, and Unavailable
+    if it cannot be fetched now.
     """
+    if isinstance(settings.model, ModelReference):
+        return fetched_model(settings.model, settings.data_dir, with_weights=with_weights)
     if settings.model is not None:
         return _existing_folder(settings.model)
     if settings.demo:
@@ -35,6 +41,8 @@ def model_name(settings: Settings) -> str:
     """Returns the name that clients use for the base model. If the name is empty, the engine uses the folder's name."""
     if settings.served_model_name is not None:
         return settings.served_model_name
+    if isinstance(settings.model, ModelReference):
+        return settings.model.name
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
@@ -58,10 +66,10 @@ def _existing_folder(path: Path) -> Path:
         raise InvalidRequest(
             f"{path} is a file: --model names the model's folder, with its config.json.", param="model"
         )
-    if _HUB_ID.fullmatch(str(path)):
+    if _HUB_NAME.fullmatch(str(path)):
         raise InvalidRequest(
-            f"There is no folder {path}, and models are not fetched from the Hub: download it with "
-            f"`hf download {path} --local-dir ./{path.name}`, then give --model ./{path.name}.",
+            f"There is no folder {path}. To fetch the model of this name from the Hugging Face Hub, give "
+            f"--model hf:{path}@REVISION.",
             param="model",
         )
     raise InvalidRequest(f"There is no folder {path}: --model names a Hugging Face model's folder.", param="model")

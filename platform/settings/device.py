@@ -5,12 +5,13 @@ from pathlib import Path
 
 from graftwork.platform.settings.setting import setting
 from graftwork.platform.settings.values import (
+    ModelReference,
     one_of,
     parse_bytes,
     parse_cores,
     parse_device,
     parse_flag,
-    parse_path,
+    parse_model,
     parse_share,
     parse_text,
     whole,
@@ -21,10 +22,10 @@ from graftwork.platform.settings.values import (
 class DeviceSettings:
     """The base model, and the device that computes it."""
 
-    model: Path | None = setting(None, parse_path)
-    """The folder of the base model."""
+    model: Path | ModelReference | None = setting(None, parse_model)
+    """The base model: its folder, `hf:ORGANISATION/NAME@REVISION`, or `s3://BUCKET/PREFIX` (also gs:// and az://)."""
     served_model_name: str | None = setting(None, parse_text)
-    """The name of the base model for clients. None is the name of its folder."""
+    """The name of the base model for clients. None is the name of its folder, or the last part of its name elsewhere."""
     demo: bool = setting(False, parse_flag)
     device: str = setting("auto", parse_device)
     dtype: str = setting("auto", one_of("auto", "float32", "bfloat16", "float16"))

@@ -21,7 +21,7 @@ from graftwork.platform.settings.observation import ObservationSettings
 from graftwork.platform.settings.scheduling import SchedulingSettings
 from graftwork.platform.settings.setting import parse_field
 from graftwork.platform.settings.storage import StorageSettings
-from graftwork.platform.settings.values import parse_path
+from graftwork.platform.settings.values import parse_model, parse_path
 
 
 @dataclass(frozen=True)
@@ -105,5 +105,5 @@ _FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYT
 
 _FIELDS = {one.name: one for one in fields(Settings)}
 SETTING_NAMES = tuple(_FIELDS)
-PATH_NAMES = frozenset(name for name, one in _FIELDS.items() if one.metadata["parse"] is parse_path)
+PATH_NAMES = frozenset(name for name, one in _FIELDS.items() if one.metadata["parse"] in (parse_path, parse_model))
 """The settings that are paths of files or folders."""

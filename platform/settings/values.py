@@ -11,6 +11,8 @@ from pathlib import Path
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:\d+)?|https?://\[[0-9a-f:.]+\](:\d+)?|[a-z][a-z0-9+.\-]*://[a-z0-9.\-]+")
+_HUB_NAME = re.compile(r"hf:[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_BUCKET_URL = re.compile(r"[a-z0-9]+://[\w.-]+(/[^?#\s]+)?")
 _BYTES_BY_UNIT = {
     "B": 1,
     "KiB": 2**10,
@@ -40,6 +42,45 @@ def parse_text(value: object) -> str:
 
 def parse_path(value: object) -> Path:
     return Path(str(value)).expanduser()
+
+
+class ModelReference(str):
+    """Where a model is that is no folder of this machine: `hf:ORGANISATION/NAME@REVISION`, or the URL of a bucket."""
+
+    __slots__ = ()
+
+    @property
+    def is_on_hub(self) -> bool:
+        return self.startswith("hf:")
+
+    @property
+    def repository(self) -> str:
+        """The model's name on the Hub, without the revision."""
+        return self.removeprefix("hf:").partition("@")[0]
+
+    @property
+    def revision(self) -> str:
+        """The branch, tag or commit on the Hub; empty for the default branch."""
+        return self.partition("@")[2] if self.is_on_hub else ""
+
+    @property
+    def name(self) -> str:
+        """The last part of the name: what clients call the model, if the operator sets no other name."""
+        return (self.repository if self.is_on_hub else self).rstrip("/").rpartition("/")[2]
+
+
+def parse_model(value: object) -> Path | ModelReference:
+    """Parses where a model is: a folder, a name on the Hub with a revision, or a bucket with a prefix."""
+    text = str(value)
+    if text.startswith("hf:"):
+        if not _HUB_NAME.fullmatch(text):
+            raise ValueError("write hf:ORGANISATION/NAME@REVISION")
+        return ModelReference(text)
+    if text.startswith(("s3://", "gs://", "az://")):
+        if not _BUCKET_URL.fullmatch(text):
+            raise ValueError("write s3://BUCKET/PREFIX")
+        return ModelReference(text)
+    return parse_path(value)
 
 
 def parse_token(value: object) -> str:

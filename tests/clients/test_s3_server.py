@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from graftwork.api.cli.demo.server import free_port
+from graftwork.api.server.model_sources import fetched_model
 from graftwork.engine.kv.disk.shared import SharedStore, open_bucket
 from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.settings.values import ModelReference
 from tests.clients.environments import python_environment
 from tests.engine.faulty_disk import LAYOUT, PAGE_BYTES, chain, domain_named, page_of, pages_of
 
@@ -126,3 +129,25 @@ def test_a_server_that_is_away_costs_a_recomputation(server: S3Server, tmp_path:
     for store in (first, second, third):
         store.check_integrity()
         store.close()
+
+
+def test_a_model_in_a_bucket_is_fetched_and_served_while_the_bucket_is_away(server: S3Server, tmp_path: Path) -> None:
+    """A model below a prefix is fetched whole, without other files, and stays when the server has stopped."""
+    import obstore
+    from obstore.store import from_url
+
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(range(256)) * 2**16}
+    store = from_url(f"s3://{_BUCKET}", client_options={"allow_http": True})
+    for name, data in (files | {"pytorch_model.bin": b"pickle"}).items():
+        obstore.put(store, f"models/tiny/{name}", data)
+    reference = ModelReference(f"s3://{_BUCKET}/models/tiny")
+
+    folder = fetched_model(reference, tmp_path)
+    server.stop()
+    again = fetched_model(reference, tmp_path)
+    server.start()
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert again == folder
+    with pytest.raises(InvalidRequest, match=r"has no config\.json"):
+        fetched_model(ModelReference(f"s3://{_BUCKET}/models/nobody"), tmp_path)

@@ -84,7 +84,7 @@ def test_a_model_with_half_its_weights_is_refused_in_one_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--model", "Qwen/Qwen3-0.6B"], "hf download Qwen/Qwen3-0.6B"),
+        (["--model", "Qwen/Qwen3-0.6B"], "hf:Qwen/Qwen3-0.6B@REVISION"),
         (["--demo", "--device", "tpu"], "give auto, cpu, cuda or cuda:N"),
         (["--demo", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
         (["--demo", "--data-dir", "/proc/graftwork"], "The data folder /proc/graftwork cannot be used"),

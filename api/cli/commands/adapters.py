@@ -8,7 +8,7 @@ import typer
 
 from graftwork.api.cli.commands import rollouts
 from graftwork.api.cli.console.connect import connect
-from graftwork.api.cli.console.flags import ModelDir
+from graftwork.api.cli.console.flags import ModelPlace
 from graftwork.api.cli.console.output import (
     JsonFlag,
     YesFlag,
@@ -212,7 +212,7 @@ def delete(
 
 
 @app.command()
-def verify(folder: Folder, model: ModelDir = None, demo: OfDemo = False, as_json: JsonFlag = False) -> None:
+def verify(folder: Folder, model: ModelPlace = None, demo: OfDemo = False, as_json: JsonFlag = False) -> None:
     """Check that an adapter folder fits a base model. Needs no server. Without --model, GRAFTWORK_MODEL names the base.
 
     Example: graftwork adapters verify ./my-lora --model ./llama

@@ -35,7 +35,7 @@ from graftwork.api.cli.console.flags import (
     MaxDraftTokens,
     MaxReplicas,
     MemoryShare,
-    ModelDir,
+    ModelPlace,
     OtlpEndpoint,
     Port,
     PublicPrompts,
@@ -59,7 +59,7 @@ from graftwork.platform.settings.settings import Settings
 
 def serve(
     demo: Demo = False,
-    model: ModelDir = None,
+    model: ModelPlace = None,
     served_model_name: ServedModelName = None,
     host: Host = None,
     port: Port = None,
@@ -106,7 +106,7 @@ def serve(
 def gateway(
     engine_address: EngineAddress = None,
     demo: Demo = False,
-    model: ModelDir = None,
+    model: ModelPlace = None,
     served_model_name: ServedModelName = None,
     host: Host = None,
     port: Port = None,
@@ -142,7 +142,7 @@ def engine(
         typer.Option(metavar="TARGET", help="Where to answer: unix:PATH or HOST:PORT (default: in the data dir)."),
     ] = None,
     demo: Demo = False,
-    model: ModelDir = None,
+    model: ModelPlace = None,
     served_model_name: ServedModelName = None,
     data_dir: DataDir = None,
     device: Device = None,

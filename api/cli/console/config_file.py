@@ -92,7 +92,8 @@ def _text(path: Path, table: str, name: str, value: Any) -> str:
         raise InvalidRequest(f"{source}: give a text, a number, true or false, or a list of texts.", param=name)
     if table == "server":
         if name in PATH_NAMES:
-            value = path.parent / Path(str(value)).expanduser()
+            parsed = parse_setting(name, source, value)
+            value = path.parent / parsed if isinstance(parsed, Path) else value
         parse_setting(name, source, value)
     return str(value)
 

@@ -11,7 +11,14 @@ import typer
 Demo = Annotated[
     bool, typer.Option("--demo", help="Serve the small model that ships with Graftwork, with three tenants ready.")
 ]
-ModelDir = Annotated[Path | None, typer.Option("--model", metavar="DIR", help="The folder of the base model.")]
+ModelPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="DIR|hf:NAME@REV|s3://…",
+        help="The base model: its folder, its name and revision on the Hugging Face Hub, or a bucket and prefix.",
+    ),
+]
 Host = Annotated[str | None, typer.Option(help="The address to listen at (default: 127.0.0.1).")]
 Port = Annotated[int | None, typer.Option(help="The port to listen at; 0 takes a free one (default: 8000).")]
 TlsCert = Annotated[

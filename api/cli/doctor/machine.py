@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import graftwork
 from graftwork.api.cli.doctor.findings import Amiss, warning
 from graftwork.platform.settings.settings import Settings
+from graftwork.platform.settings.values import ModelReference
 
 if TYPE_CHECKING:
     from graftwork.engine.kernels.machine_report import MachineReport
@@ -116,6 +117,8 @@ def check_model(settings: Settings) -> str:
 
     if settings.model is None and not settings.demo:
         raise warning("no model is set", "Give --model FOLDER, or --demo for the one that is shipped.")
+    if isinstance(settings.model, ModelReference):
+        return f"{settings.model} is fetched when the server starts"
     folder = model_folder(settings)
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     weights = [*folder.glob("*.safetensors")]

@@ -11,7 +11,7 @@ from graftwork.platform.settings.settings import Settings
 
 def test_a_hub_id_is_told_how_to_become_a_folder() -> None:
     """The id of a model on the Hub is no folder: the error shows the command that makes one of it."""
-    with pytest.raises(InvalidRequest, match=r"hf download Qwen/Qwen3-0.6B --local-dir ./Qwen3-0.6B"):
+    with pytest.raises(InvalidRequest, match=r"--model hf:Qwen/Qwen3-0.6B@REVISION"):
         model_folder(Settings(model=Path("Qwen/Qwen3-0.6B")))
 
 
