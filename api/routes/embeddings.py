@@ -63,6 +63,7 @@ def _check_dimensions(body: EmbeddingsRequest, resources: InferenceResources) ->
 async def _inference_request(
     body: EmbeddingsRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
+    principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
     prompts = [await _encode(text, body, resources, principal) for text in body.input]
     return InferenceRequest(
