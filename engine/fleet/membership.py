@@ -5,7 +5,7 @@
                                        └─(each tick while a question is open)──► silent ones hand their requests over
 
 Owns the members and the looks at them. Never sends a request. One timer serves all engines, and ticks (silence.py) pass
-only while an engine owes an answer, because each wake-up of a gateway costs it as much as three tokens.
+only while an engine owes an answer, because each wake-up of a gateway costs it as much as several tokens.
 Invariant: nothing here waits for the source when a request is placed: the members are those that were read last.
 """
 

@@ -7,9 +7,11 @@ fingerprints too.
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from graftwork.platform.errors import InvalidRequest
 
@@ -28,9 +30,13 @@ class FingerprintReading:
     def __init__(self, folder: Path) -> None:
         """Begins to read. Raises InvalidRequest if a file is missing."""
         self._paths = [folder / "config.json", *weight_files(folder)]
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fingerprint")
-        self._digests = [self._threads.submit(_digest, path) for path in self._paths]
-        self._threads.shutdown(wait=False)
+        self._digests = [Future[bytes]() for _ in self._paths]
+        waiting = SimpleQueue[tuple[Path, Future[bytes]]]()
+        for each in zip(self._paths, self._digests, strict=True):
+            waiting.put(each)
+        for _ in range(min(_THREADS, len(self._paths))):
+            # daemons: a process that fails meanwhile ends at once
+            threading.Thread(target=_digest_all, args=(waiting,), name="fingerprint", daemon=True).start()
 
     def result(self, rounding: str | None = None) -> str:
         """Waits for the end, and returns the fingerprint (see `fingerprint`). Raises InvalidRequest if a file cannot be
@@ -55,6 +61,19 @@ def fingerprint(folder: Path, rounding: str | None = None) -> str:
     read.
     """
     return FingerprintReading(folder).result(rounding)
+
+
+def _digest_all(waiting: "SimpleQueue[tuple[Path, Future[bytes]]]") -> None:
+    """Digests the files of a queue until it is empty."""
+    while not waiting.empty():
+        try:
+            path, found = waiting.get_nowait()
+        except Empty:
+            return  # another thread took the last one
+        try:
+            found.set_result(_digest(path))
+        except (OSError, MemoryError) as error:
+            found.set_exception(error)
 
 
 def _digest(path: Path) -> bytes:

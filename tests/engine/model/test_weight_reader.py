@@ -63,7 +63,9 @@ def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed
 
 
 def test_a_fingerprint_is_the_digest_of_all_files_in_order(tmp_path: Path) -> None:
-    """Files are hashed side by side and in blocks, and the fingerprint is that of the files' digests one after another."""
+    """Files are hashed side by side and in blocks, and the fingerprint is that of the files' digests one after another. One
+    that cannot be read is named.
+    """
     contents = {"config.json": b"{}", "a.safetensors": b"", "b.safetensors": bytes(range(256)) * 70_000}
     contents |= {f"c{number}.safetensors": b"%d" % number for number in range(9)}
     for name, content in contents.items():
@@ -72,6 +74,10 @@ def test_a_fingerprint_is_the_digest_of_all_files_in_order(tmp_path: Path) -> No
     digests = b"".join(hashlib.sha256(content).digest() for content in contents.values())
 
     assert fingerprint(tmp_path) == "sha256:" + hashlib.sha256(b"graftwork/base/1" + digests).hexdigest()
+    (tmp_path / "c3.safetensors").unlink()
+    (tmp_path / "c3.safetensors").mkdir()
+    with pytest.raises(InvalidRequest, match=r"c3\.safetensors cannot be read"):
+        fingerprint(tmp_path)
 
 
 def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(models: RandomModels, tmp_path: Path) -> None:
