@@ -5,8 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.core.requests import ServiceTier
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import FirstComeFirstServed, WaitingOrder
+from graftwork.engine.scheduler.queue_bounds import QueueBounds, QueueLimits
+from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.ids import IsolationDomain
+from tests.engine.scheduler.fair_traces import waiting_request
 from tests.engine.scheduler.scheduler_driver import FLOOD, LIGHT, SchedulerDriver, crowd
 from tests.hypothesis_profiles import examples
 
@@ -121,3 +127,74 @@ def test_every_request_ends_once_and_no_light_domain_is_refused_for_a_flood(
     driver.drain()
 
     assert sorted([*driver.finished(), *driver.errors()]) == sorted(owners)
+
+
+waiting = st.lists(
+    st.tuples(
+        st.sampled_from("abcd"),
+        st.integers(1, 30),
+        st.integers(0, 90),
+        st.sampled_from(list(ServiceTier)),
+        st.booleans(),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=examples(200))
+@given(waiting, st.sampled_from("abcd"), st.integers(1, 60), st.booleans(), st.booleans())
+def test_the_last_request_of_the_largest_domain_makes_room(
+    found: list[tuple[str, int, int, ServiceTier, bool]], domain: str, tokens: int, is_fair: bool, by_tokens: bool
+) -> None:
+    """Who makes room is, in any queue, who a search through all waiting requests finds: of those that have never run, in the
+    domain with most waiting, one of the lowest priority, and of these the last that came.
+    """
+    clock = ManualClock(100.0)
+    order: WaitingOrder = DeficitPrefixOrder(clock) if is_fair else FirstComeFirstServed()
+    states = [
+        waiting_request(str(number), name, size, at=float(at), tier=tier)
+        for number, (name, size, at, tier, _) in enumerate(found)
+    ]
+    for state, (*_, has_run) in zip(states, found, strict=True):
+        state.is_admitted = has_run
+        order.enqueue(state)
+    newcomer = waiting_request("new", domain, tokens, at=100.0)
+    most, most_tokens = (10**6, 60) if by_tokens else (12, 10**6)
+    bounds = QueueBounds(QueueLimits(most, most_tokens, 10**6, 10**6), order)
+
+    expected = _displaced_by_search(order, states, newcomer, most, most_tokens)
+
+    if expected is None:
+        with pytest.raises(CapacityContended):
+            bounds.displaced_by(newcomer, 0, 1.0)
+    else:
+        assert bounds.displaced_by(newcomer, 0, 1.0) == expected
+
+
+def _displaced_by_search(
+    order: WaitingOrder, states: list[RequestState], newcomer: RequestState, most: int, most_tokens: int
+) -> list[RequestState] | None:
+    """Returns who makes room, by reading the whole queue for each; None if the newcomer is refused."""
+    left, gone = list(states), list[RequestState]()
+
+    def size(domain: IsolationDomain) -> int:
+        own = [one for one in left if one.domain == domain]
+        return sum(one.num_prompt for one in own) if len(left) < most else len(own)
+
+    def too_much() -> bool:
+        return len(left) + 1 > most or sum(one.num_prompt for one in [*left, newcomer]) > most_tokens
+
+    while left and too_much():
+        movable = [one for one in left if not one.has_run]
+        last = max(
+            reversed(movable), key=lambda one: (size(one.domain), order.priority(one), one.arrived_at), default=None
+        )
+        if last is None or last.domain == newcomer.domain:
+            return None
+        by_tokens = len(left) < most
+        own = size(newcomer.domain) + (newcomer.num_prompt if by_tokens else 1)
+        if size(last.domain) - (last.num_prompt if by_tokens else 1) < own:
+            return None
+        left.remove(last)
+        gone.append(last)
+    return gone
