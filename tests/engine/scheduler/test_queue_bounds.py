@@ -1,5 +1,8 @@
 """Which requests may wait, and which make room for them, in a scheduler without torch."""
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,46 +132,42 @@ def test_every_request_ends_once_and_no_light_domain_is_refused_for_a_flood(
     assert sorted([*driver.finished(), *driver.errors()]) == sorted(owners)
 
 
-waiting = st.lists(
-    st.tuples(
-        st.sampled_from("abcd"),
-        st.integers(1, 30),
-        st.integers(0, 90),
-        st.sampled_from(list(ServiceTier)),
-        st.booleans(),
-    ),
-    max_size=25,
-)
+def random_queue(random: Random) -> list[RequestState]:
+    """Returns up to 25 requests of four domains and all tiers, of which some have run, and no two came at one time."""
+    found = []
+    for number in range(random.randint(0, 25)):
+        at = random.randint(0, 90) + number / 100
+        tier = random.choice(list(ServiceTier))
+        state = waiting_request(str(number), random.choice("abcd"), random.randint(1, 30), at=at, tier=tier)
+        state.is_admitted = random.random() < 0.3
+        found.append(state)
+    return found
 
 
-@settings(max_examples=examples(200))
-@given(waiting, st.sampled_from("abcd"), st.integers(1, 60), st.booleans(), st.booleans())
-def test_the_last_request_of_the_largest_domain_makes_room(
-    found: list[tuple[str, int, int, ServiceTier, bool]], domain: str, tokens: int, is_fair: bool, by_tokens: bool
-) -> None:
-    """Who makes room is, in any queue, who a search through all waiting requests finds: of those that have never run, in the
-    domain with most waiting, one of the lowest priority, and of these the last that came.
+@pytest.mark.parametrize("make_order", [DeficitPrefixOrder, lambda clock: FirstComeFirstServed()], ids=["fair", "fcfs"])
+def test_the_last_request_of_the_largest_domain_makes_room(make_order: Callable[[ManualClock], WaitingOrder]) -> None:
+    """In each of 600 random queues, those make room whom a search through all waiting requests finds: of those that have
+    never run, in the domain with most waiting, one of the lowest priority, and of these the last that came.
     """
-    clock = ManualClock(100.0)
-    order: WaitingOrder = DeficitPrefixOrder(clock) if is_fair else FirstComeFirstServed()
-    states = [
-        waiting_request(str(number), name, size, at=float(at), tier=tier)
-        for number, (name, size, at, tier, _) in enumerate(found)
-    ]
-    for state, (*_, has_run) in zip(states, found, strict=True):
-        state.is_admitted = has_run
-        order.enqueue(state)
-    newcomer = waiting_request("new", domain, tokens, at=100.0)
-    most, most_tokens = (10**6, 60) if by_tokens else (12, 10**6)
-    bounds = QueueBounds(QueueLimits(most, most_tokens, 10**6, 10**6), order)
+    num_displaced = 0
+    for seed in range(600):
+        random = Random(seed)
+        order, states = make_order(ManualClock(100.0)), random_queue(random)
+        for state in states:
+            order.enqueue(state)
+        newcomer = waiting_request("new", random.choice("abcd"), random.randint(1, 60), at=100.0)
+        most, most_tokens = (10**6, 60) if seed % 4 == 0 else (12, 10**6)
+        bounds = QueueBounds(QueueLimits(most, most_tokens, 10**6, 10**6), order)
 
-    expected = _displaced_by_search(order, states, newcomer, most, most_tokens)
+        expected = _displaced_by_search(order, states, newcomer, most, most_tokens)
 
-    if expected is None:
-        with pytest.raises(CapacityContended):
-            bounds.displaced_by(newcomer, 0, 1.0)
-    else:
-        assert bounds.displaced_by(newcomer, 0, 1.0) == expected
+        if expected is None:
+            with pytest.raises(CapacityContended):
+                bounds.displaced_by(newcomer, 0, 1.0)
+        else:
+            assert bounds.displaced_by(newcomer, 0, 1.0) == expected, f"seed {seed}"
+            num_displaced += len(expected)
+    assert num_displaced > 50
 
 
 def _displaced_by_search(
