@@ -1,7 +1,7 @@
 """Refuses requests whose deadlines cannot be met in the gateway, by the forecasts that an engine sends with its load.
 
 A refusal by the engine costs a round trip, in which the request waits for the engine's interpreter behind the steps of
-others. Here it costs nothing, and the engine does not see the request.
+others. Here it waits for nobody, and the engine does not see the request.
 
 Owns the latest forecasts of one engine, and the number of requests that this gateway has sent since. It is for one event loop.
 Invariant: it refuses only what the engine would refuse by its estimate of a moment ago, less the time that has passed.
@@ -19,6 +19,8 @@ from graftwork.platform.clock import Clock
 
 _BELIEVED_S = 0.5
 """Forecasts are believed for so many seconds. While it works, an engine sends new ones several times as often."""
+_UNSENT_S = 0.1
+"""The usual age of forecasts when they come, at most: an engine makes and sends its load ten times a second."""
 
 
 class FirstTokenForecasts:
@@ -33,7 +35,8 @@ class FirstTokenForecasts:
 
     def note(self, load: EngineLoad) -> None:
         """Takes the forecasts of a load that has just come."""
-        self._by_line = {forecast[0]: FirstTokenForecast(*forecast) for forecast in load.forecasts}
+        found = (FirstTokenForecast(*forecast[: len(FirstTokenForecast._fields)]) for forecast in load.forecasts)
+        self._by_line = {forecast.line: forecast for forecast in found}
         self._noted_at = self._clock.monotonic()
         self._sent.clear()
 
@@ -47,7 +50,7 @@ class FirstTokenForecasts:
         if forecast is None:
             return
         own_s = forecast.token_s * len(request.prompt_token_ids)
-        expected_s = forecast.wait_s + forecast.request_s * self._sent[line] + own_s - age_s
+        expected_s = forecast.wait_s + forecast.request_s * self._sent[line] + own_s - age_s - _UNSENT_S
         if expected_s > AIM * deadline_s and own_s <= UNSURE * deadline_s:
             raise unreachable(deadline_s, expected_s)
 

@@ -34,8 +34,8 @@ def forecasts(clock: ManualClock, wait_s: float, token_s: float = 0.0, request_s
 
 
 def test_a_request_is_refused_that_would_come_too_late() -> None:
-    """With 5 s until the first token, a deadline of 4 s is refused and one of 6 s is not. It would be let in after 1.2 s,
-    when the first token is expected within 95 % of its deadline.
+    """With 5 s until the first token, a tenth of a second ago, a deadline of 4 s is refused and one of 6 s is not. It would be
+    let in after 1.1 s, when the first token is expected within 95 % of its deadline.
     """
     found = forecasts(ManualClock(), 5.0)
 
@@ -44,13 +44,13 @@ def test_a_request_is_refused_that_would_come_too_late() -> None:
         found.check(request())
 
     assert (refusal.value.code, refusal.value.status) == ("deadline_unreachable", 429)
-    assert refusal.value.retry_after_s == pytest.approx(1.2)
+    assert refusal.value.retry_after_s == pytest.approx(1.1)
 
 
 def test_what_has_passed_since_the_forecast_counts_for_the_request() -> None:
-    """A forecast of 4 s refuses a deadline of 4 s for two tenths of a second. After half a second it refuses nothing."""
+    """A forecast of 4.1 s refuses a deadline of 4 s for two tenths of a second. After half a second it refuses nothing."""
     clock = ManualClock()
-    found, late = forecasts(clock, 4.0), forecasts(clock, 60.0)
+    found, late = forecasts(clock, 4.1), forecasts(clock, 60.0)
     with pytest.raises(CapacityContended):
         found.check(request())
 
@@ -67,7 +67,7 @@ def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refus
     """A second request is refused behind a first, and is not after the engine has refused the first, or when the next
     forecasts have come.
     """
-    found, first = forecasts(ManualClock(), 3.5, request_s=0.4), request()
+    found, first = forecasts(ManualClock(), 3.5, request_s=0.5), request()
     found.check(first)
     found.sent(first)
     with pytest.raises(CapacityContended):
@@ -76,7 +76,7 @@ def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refus
     found.refused(first)
     found.check(request())
     found.sent(first)
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(first), 3.5, 0.0, 0.4),)))
+    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5),)))
 
     found.check(request())
 
