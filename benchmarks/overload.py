@@ -1,6 +1,6 @@
 """What a server does under five times its capacity for minutes, and how soon it is itself again afterwards.
 
-    python benchmarks/overload.py [--seconds 600] [--factor 5] [--deadline-ms 4000] [--json OUT]
+    python benchmarks/overload.py [--seconds 600] [--factor 5] [--deadline-ms 4000] [--shared-cores] [--json OUT]
 
 Starts a real `graftwork serve` with the demo model, and measures how many chats a second it answers. Then four tenants
 send `--factor` times as many, Poisson, each chat with a deadline for its first token. Afterwards a light tenant sends
@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from graftwork.api.cli.bench.process_watch import process_use
 from graftwork.api.cli.bench.runs import capacity
 from graftwork.api.cli.bench.stream_client import tls_context
 from graftwork.platform.clock import SystemClock
+from graftwork.platform.cores import beside_engine_cores, last_core
 
 _ADMIN_KEY = "gwa_benchmark_0123456789abcdef"
 _CHAT = ChatShape(words=100, max_tokens=16)
@@ -205,20 +207,26 @@ def verdict(found: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def run(seconds: float, factor: float, deadline_ms: int) -> dict[str, Any]:
-    """Starts the server, runs the overload, and ends the server."""
+def run(seconds: float, factor: float, deadline_ms: int, *, pins: bool) -> dict[str, Any]:
+    """Starts the server, runs the overload, and ends the server. With `pins`, the engine has a core of its own, where there
+    are two, and the clients keep off it.
+    """
     checkout, port = Checkout(OWN_ROOT), free_port()
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name:
         folder, url = Path(name), f"http://127.0.0.1:{port}"
         arguments = ["serve", "--demo", "--port", str(port), "--data-dir", name, "--device", "cpu"]
         command = timed_command(checkout, folder / "times", *arguments)
         environment = checkout.environment() | {"GRAFTWORK_ADMIN_KEY": _ADMIN_KEY, "GRAFTWORK_LOG_LEVEL": "warning"}
+        core = last_core() if pins else None
+        if core is not None:
+            environment["GRAFTWORK_ENGINE_CORES"] = str(core)
         with ServerProcess(command, environment, folder / "log") as process:
             process.wait_for_http(f"{url}/readyz")
             keys = [make_tenant(url, _ADMIN_KEY) for _ in range(_TENANTS + 1)]
             *targets, light = (Target(url, key, "graftwork-demo", deadline_ms) for key in keys)
             server = Server(url, process.process_id, folder / "times", targets, replace(light, deadline_ms=None))
-            found = asyncio.run(overload(server, seconds, factor))
+            with nullcontext() if core is None else beside_engine_cores([core]):
+                found = asyncio.run(overload(server, seconds, factor))
             return found | {"holds": verdict(found)}
 
 
@@ -227,11 +235,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="of the overload")
     parser.add_argument("--factor", type=float, default=5.0, help="arrivals, in capacities")
     parser.add_argument("--deadline-ms", type=int, default=4000, help="of each chat's first token")
+    parser.add_argument("--shared-cores", action="store_true", help="leave the engine without a core of its own")
     parser.add_argument("--note", default="", help="kept with the figures")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     machine = describe_machine()
-    found = run(options.seconds, options.factor, options.deadline_ms)
+    found = run(options.seconds, options.factor, options.deadline_ms, pins=not options.shared_cores)
     report = {"machine": machine, "options": {**vars(options), "json": None}, "figures": found}
     Console().print_json(
         data={name: value for name, value in found.items() if name not in ("memory_mb", "descriptors")}

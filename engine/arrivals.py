@@ -44,6 +44,11 @@ class Arrivals:
         """Whether the published snapshot should be replaced after this step. Only the loop's thread asks this."""
         return self._clock.monotonic() - self._published_at >= _EVERY_S
 
+    @property
+    def snapshot(self) -> QueueSnapshot | None:
+        """The latest snapshot; None if none is wanted."""
+        return self._snapshot
+
     def publish(self, snapshot: QueueSnapshot | None) -> None:
         """Takes the state of the engine after a step; None if it is not wanted. Only the loop's thread calls this."""
         self._snapshot = snapshot

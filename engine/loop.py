@@ -34,6 +34,7 @@ from graftwork.engine.messages import (
     Stop,
     SubmitRequest,
 )
+from graftwork.engine.scheduler.forecast import forecast_first_tokens
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.step_pipeline import DeviceLost, StepPipeline
 from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
@@ -110,9 +111,9 @@ class EngineLoop:
         if plan is None and not self.steps.is_busy:
             return False
         self._deliver(self.steps.advance(plan))
+        self._publish_snapshot()
         if self.progress.wants_load:
             self.progress.publish(self.load())
-        self._publish_snapshot()
         return True
 
     # ---- in ---------------------------------------------------------------------------------------------------
@@ -122,8 +123,8 @@ class EngineLoop:
         a waiting request can no longer meet its deadline.
         """
         if wait:
-            self.progress.publish(self.load())
             self._publish_snapshot(rests=True)
+            self.progress.publish(self.load())
             self.progress.rest()
             try:
                 self.take(self.inbox.get(timeout=self._scheduler.deadlines.seconds_to_next()))
@@ -220,7 +221,7 @@ class EngineLoop:
 
     def load(self) -> EngineLoad:
         """Returns the figures by which gateways place requests."""
-        scheduler, device = self._scheduler, self._kv_cache.page_store.device
+        scheduler, device, snapshot = self._scheduler, self._kv_cache.page_store.device, self.arrivals.snapshot
         return EngineLoad(
             running_requests=scheduler.num_running,
             waiting_requests=scheduler.num_waiting,
@@ -231,6 +232,7 @@ class EngineLoop:
             adapter_load_s=self._adapters.load_s,
             resident_adapters=self._adapters.resident_digests,
             adapter_loads=self._adapters.num_loads,
+            forecasts=() if snapshot is None else forecast_first_tokens(snapshot, scheduler.requests.waiting),
         )
 
     def stats(self) -> EngineStats:

@@ -1,9 +1,11 @@
 """Defines what an engine reports about its load several times a second, so that gateways can place requests.
 
-Owns the figures. Computes nothing: the engine loop fills them in, and engine/fleet reads them.
+Owns the figures. Computes nothing: the engine loop fills them in, and engine/fleet and engine/rpc read them.
 """
 
 from dataclasses import dataclass
+
+from graftwork.engine.core.deadlines import FirstTokenForecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class EngineLoad:
     """Digests of the adapters on the device."""
     adapter_loads: int = 0
     """Adapters loaded to the device since the engine's start, because a request missed them."""
+    forecasts: tuple[FirstTokenForecast, ...] = ()
+    """Of the lines with most requests in the queue, while requests with deadlines come; empty otherwise."""
 
 
 NO_LOAD = EngineLoad()

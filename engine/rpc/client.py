@@ -26,8 +26,10 @@ from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.conversation import RETRY_AFTER_S, Conversation, Listeners, absent
 from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
 from graftwork.engine.rpc.engine_token import call_metadata
+from graftwork.engine.rpc.forecasts import FirstTokenForecasts
 from graftwork.engine.rpc.watch import LoopWatch, look_every_s
-from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Unavailable
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.errors import CapacityContended, DeadlineExceeded, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain
 
 _log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class GrpcEngineClient:
         limits: FreezeLimits = DEFAULT_FREEZE_LIMITS,
         token: str | None = None,
         tls: EngineTls | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`. `token` is the engine's secret.
 
@@ -74,7 +77,8 @@ class GrpcEngineClient:
         self._look_within_s = look_every_s(limits.step_s)
         self._stalled_s = 0.0
         self._is_closed = False
-        self._on_load: Callable[[EngineLoad], None] | None = None
+        self._forecasts = FirstTokenForecasts(clock or SystemClock())
+        self._followers: list[Callable[[EngineLoad], None]] = [self._forecasts.note]
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
@@ -123,8 +127,10 @@ class GrpcEngineClient:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         if self._watch.is_stuck:
             raise _stuck()
+        self._forecasts.check(request)
         conversation = self._open_conversation()
         inbox = await conversation.submit(request)
+        self._forecasts.sent(request)
         self._watch.start()
         timer = inbox.end_after(request.timeout_s)
         ended = False
@@ -135,6 +141,8 @@ class GrpcEngineClient:
                 event = inbox.events.popleft()
                 if isinstance(event, _LAST):
                     ended = not isinstance(event, DeadlineExceeded)
+                    if isinstance(event, CapacityContended):
+                        self._forecasts.refused(request)
                     if isinstance(event, GraftworkError):
                         raise event
                 yield event
@@ -145,7 +153,7 @@ class GrpcEngineClient:
 
     def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
         """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""
-        self._on_load = note
+        self._followers.append(note)
 
     def lose_requests(self) -> None:
         """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
@@ -161,13 +169,17 @@ class GrpcEngineClient:
 
     def _open_conversation(self) -> "Conversation":
         if self._conversation is None or self._conversation.is_over:
-            listeners = Listeners(self._note_step, self._on_load)
+            listeners = Listeners(self._note_step, self._note_load)
             self._conversation = Conversation(self._stub.Converse, self._metadata, self._address, listeners)
         return self._conversation
 
     def _note_step(self) -> None:
         self._stalled_s = 0.0
         self._watch.note_advance()
+
+    def _note_load(self, load: EngineLoad) -> None:
+        for note in self._followers:
+            note(load)
 
     def _has_requests(self) -> bool:
         return self._conversation is not None and self._conversation.has_requests

@@ -21,6 +21,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from graftwork.engine.core.deadlines import AIM, UNSURE, unreachable
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.step import PromptWork
 from graftwork.engine.scheduler.order.domain_queue import flow_of
@@ -28,18 +29,11 @@ from graftwork.engine.scheduler.order.prompt_turns import PromptTurns
 from graftwork.engine.scheduler.order.request_state import FirstTokenEstimate
 from graftwork.engine.scheduler.order.waiting_order import TIER_PRIORITY, QueueLine, QueueLines
 from graftwork.engine.scheduler.step_time import StepPace
-from graftwork.platform.errors import CapacityContended, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain
 
-DEADLINE_UNREACHABLE = "deadline_unreachable"
-"""The code of the error for a request that would get its first token after its deadline."""
 NUM_LENGTHS = 8
 _ROUNDS = 4
 """Those that pass lengthen the wait, in which more pass: so often this is counted."""
-_UNSURE = 0.25
-"""What of a prompt is cached, the receiving thread only guesses. If the guess is more than this part of the deadline, it
-leaves the decision to the engine loop.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +127,11 @@ class QueueSnapshot:
 
     def guess_uncached(self, request: EngineRequest) -> int:
         """Returns how many tokens of a new request must be computed, if it is as the latest ones of its domain were."""
-        lately = self.served.get((request.tier, request.domain), Shares())
-        return max(math.ceil(len(request.prompt_token_ids) * lately.uncached), 1)
+        return max(math.ceil(len(request.prompt_token_ids) * self.uncached_share(request)), 1)
+
+    def uncached_share(self, request: EngineRequest) -> float:
+        """Returns what was uncached of the latest prompts of a request's domain, 0 to 1."""
+        return self.served.get((request.tier, request.domain), Shares()).uncached
 
 
 def length_of(seconds: float, mean_step_s: float) -> int:
@@ -300,36 +297,32 @@ def check_arrival(
 ) -> FirstTokenEstimate | None:
     """Returns when the first token of a new request is expected; None if nothing was measured yet.
 
-    Raises CapacityContended, with the time to retry, if that is more than `deadline_s` seconds from now. Raises Unavailable
-    if the deadline could not be met even on an idle engine, so that waiting does not help.
+    Raises CapacityContended, with the time to retry, if that is too late for a deadline in `deadline_s` seconds (see `AIM`).
+    Raises Unavailable if the deadline could not be met even on an idle engine, so that waiting does not help.
     """
     expected = estimate_first_token(backlog_of(snapshot, arrival, added), snapshot.pace, snapshot.ends_per_second)
-    if expected is not None:
-        estimate_s = expected.total_s * snapshot.factor(expected.total_s)
-        if snapshot.running:
-            estimate_s += snapshot.pace.mean_s  # of the step that runs: nothing is admitted before it ends
-        if estimate_s > deadline_s:
-            raise _unreachable(deadline_s, estimate_s, snapshot.pace.seconds_of_prompts(arrival.work, 0))
+    if expected is not None and (estimate_s := _corrected_s(snapshot, expected)) > AIM * deadline_s:
+        raise unreachable(deadline_s, estimate_s, snapshot.pace.seconds_of_prompts(arrival.work, 0))
     return expected
+
+
+def expected_first_token_s(snapshot: QueueSnapshot, arrival: Arrival, added: Sequence[Arrival] = ()) -> float | None:
+    """Returns the seconds to the first token of a new request that `check_arrival` holds against its deadline; None if
+    nothing was measured yet.
+    """
+    expected = estimate_first_token(backlog_of(snapshot, arrival, added), snapshot.pace, snapshot.ends_per_second)
+    return None if expected is None else _corrected_s(snapshot, expected)
+
+
+def _corrected_s(snapshot: QueueSnapshot, expected: FirstTokenEstimate) -> float:
+    estimate_s = expected.total_s * snapshot.factor(expected.total_s)
+    if snapshot.running:
+        estimate_s += snapshot.pace.mean_s  # of the step that runs: nothing is admitted before it ends
+    return estimate_s
 
 
 def is_sure(snapshot: QueueSnapshot, arrival: Arrival, deadline_s: float) -> bool:
     """Returns whether a request may be refused although it is only a guess what of its prompt is cached: the guess must be
     a small part of the deadline.
     """
-    return snapshot.pace.seconds_of_prompts(arrival.work, 0) <= _UNSURE * deadline_s
-
-
-def _unreachable(deadline_s: float, estimate_s: float, alone_s: float) -> GraftworkError:
-    if alone_s > deadline_s:
-        message = (
-            f"The first token takes about {alone_s:.2f} s even on an idle engine, and the deadline is {deadline_s:.2f} s. "
-            "Send a shorter prompt, or a longer x-deadline-ms."
-        )
-        return Unavailable(message, code=DEADLINE_UNREACHABLE)
-    late_s = estimate_s - deadline_s
-    message = (
-        f"The first token would come in about {estimate_s:.2f} s, and the deadline is {deadline_s:.2f} s. Send the request "
-        f"again in {math.ceil(late_s)} s, or with a longer x-deadline-ms."
-    )
-    return CapacityContended(message, code=DEADLINE_UNREACHABLE, retry_after_s=late_s)
+    return snapshot.pace.seconds_of_prompts(arrival.work, 0) <= UNSURE * deadline_s

@@ -10,6 +10,7 @@ Invariant: if only one domain sends requests, it may use all places. No place st
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.order.waiting_order import WaitingDomain
 from graftwork.platform.ids import IsolationDomain
@@ -47,7 +48,7 @@ class BatchShares:
         self._max_running, self._weight = max_running, sum(weights.values())
         self._fair = {domain: self._places_of(weight, self._weight) for domain, weight in weights.items()}
         self._held = Counter(state.domain for state in self._running)
-        self._without_victims: set[tuple[IsolationDomain, int]] = set()
+        self._without_victims: set[tuple[IsolationDomain, ServiceTier, int]] = set()
 
     def _places_of(self, weight: float, total: float) -> int:
         return max(1, int(self._max_running * weight / total))
@@ -81,17 +82,18 @@ class BatchShares:
 
         `priority` is the priority of the waiting request. If its domain (usually one tenant) has fewer places than its
         fair number, these are the requests of domains above their own fair number, whatever the priorities, from which
-        it may take a place. Otherwise they are requests of lower priority: of the same domain, or of a domain above its
-        fair number.
+        it may take a place. Otherwise they are requests of other tiers with a lower priority: of the same domain, or of a
+        domain above its fair number. Within a tier the counters decide, also about requests that have waited for long:
+        otherwise weights would not hold where a queue is longer than the patience of the order.
         """
-        rank = (state.domain, priority)
+        rank = (state.domain, state.request.tier, priority)
         if rank in self._without_victims:
             return []
         movable = [one for one in self._running if not one.pending_loads and one.started_at_step <= self._settled_since]
         is_below = self.excess(state) < 0
         victims = [one for one in movable if is_below and self._is_above(one) and self._may_take(state, one)]
         if not victims:
-            lower = [one for one in movable if one.priority > priority]
+            lower = [one for one in movable if one.priority > priority and one.request.tier is not state.request.tier]
             victims = [one for one in lower if is_below or one.domain == state.domain or self._is_above(one)]
         if not victims:
             self._without_victims.add(rank)

@@ -1,7 +1,9 @@
 """Tests of admission by deadline: the estimate of the first token, held against a scheduler that runs on simulated time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -69,6 +71,8 @@ class Outcome:
     """What became of a trace."""
 
     refused: dict[str, CapacityContended] = field(default_factory=dict)
+    by_gateway: set[str] = field(default_factory=set)
+    """The refused requests that the scheduler has not seen."""
     late: set[str] = field(default_factory=set)
     ttft_s: dict[str, float] = field(default_factory=dict)
 
@@ -92,9 +96,28 @@ def trace(seed: int, load: float, seconds: float) -> list[Arrival]:
     return arrivals
 
 
-def run(arrivals: list[Arrival], *, refuses: bool, **limits: float) -> Outcome:
+class Gateway(Protocol):
+    """What stands before the scheduler."""
+
+    def follow(self) -> None:
+        """Is called after each step."""
+        ...
+
+    def check(self, name: str, prompt: list[int], domain: IsolationDomain, deadline_s: float | None) -> None:
+        """Decides about a request before the scheduler sees it. Raises CapacityContended."""
+        ...
+
+
+def run(
+    arrivals: list[Arrival],
+    *,
+    refuses: bool,
+    make_gateway: Callable[["TimedDriver"], Gateway] | None = None,
+    **limits: float,
+) -> Outcome:
     """Serves a trace; without `refuses`, all requests wait however late they are."""
     driver, outcome, start = TimedDriver(**{"max_waiting": 10_000, **limits}), Outcome(), 0.0
+    gateway = None if make_gateway is None else make_gateway(driver)
     start = driver.clock.monotonic()
     arrived_at, waiting = dict[str, float](), list(arrivals)
     while waiting or driver.scheduler.num_running + driver.scheduler.num_waiting:
@@ -104,11 +127,19 @@ def run(arrivals: list[Arrival], *, refuses: bool, **limits: float) -> Outcome:
             prompt = [10 + Random(f"{one.name} {place}").randrange(80) for place in range(one.prompt)]
             deadline_s = one.deadline_s if refuses else None
             domain = IsolationDomain(one.domain)
+            is_seen = False
             try:
+                if gateway is not None:
+                    gateway.check(one.name, prompt, domain, deadline_s)
+                is_seen = True
                 driver.submit(one.name, prompt, max_tokens=9, domain=domain, deadline_s=deadline_s)
             except CapacityContended as error:
                 outcome.refused[one.name] = error
-        if not driver.timed_step() and waiting:
+                outcome.by_gateway |= set() if is_seen else {one.name}
+        has_stepped = driver.timed_step()
+        if gateway is not None:
+            gateway.follow()
+        if not has_stepped and waiting:
             driver.clock.advance(max(start + waiting[0].at - driver.clock.monotonic(), 0.0))
     outcome.late = {name for name, error in driver.errors().items() if isinstance(error, DeadlineExceeded)}
     outcome.ttft_s = {name: at - arrived_at[name] for name, at in driver.first_token_at.items()}

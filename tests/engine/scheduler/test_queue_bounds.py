@@ -1,12 +1,21 @@
 """Which requests may wait, and which make room for them, in a scheduler without torch."""
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.core.requests import ServiceTier
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import FirstComeFirstServed, WaitingOrder
+from graftwork.engine.scheduler.queue_bounds import QueueBounds, QueueLimits
+from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.ids import IsolationDomain
+from tests.engine.scheduler.fair_traces import waiting_request
 from tests.engine.scheduler.scheduler_driver import FLOOD, LIGHT, SchedulerDriver, crowd
 from tests.hypothesis_profiles import examples
 
@@ -121,3 +130,70 @@ def test_every_request_ends_once_and_no_light_domain_is_refused_for_a_flood(
     driver.drain()
 
     assert sorted([*driver.finished(), *driver.errors()]) == sorted(owners)
+
+
+def random_queue(random: Random) -> list[RequestState]:
+    """Returns up to 25 requests of four domains and all tiers, of which some have run, and no two came at one time."""
+    found = []
+    for number in range(random.randint(0, 25)):
+        at = random.randint(0, 90) + number / 100
+        tier = random.choice(list(ServiceTier))
+        state = waiting_request(str(number), random.choice("abcd"), random.randint(1, 30), at=at, tier=tier)
+        state.is_admitted = random.random() < 0.3
+        found.append(state)
+    return found
+
+
+@pytest.mark.parametrize("make_order", [DeficitPrefixOrder, lambda clock: FirstComeFirstServed()], ids=["fair", "fcfs"])
+def test_the_last_request_of_the_largest_domain_makes_room(make_order: Callable[[ManualClock], WaitingOrder]) -> None:
+    """In each of 600 random queues, those make room whom a search through all waiting requests finds: of those that have
+    never run, in the domain with most waiting, one of the lowest priority, and of these the last that came.
+    """
+    num_displaced = 0
+    for seed in range(600):
+        random = Random(seed)
+        order, states = make_order(ManualClock(100.0)), random_queue(random)
+        for state in states:
+            order.enqueue(state)
+        newcomer = waiting_request("new", random.choice("abcd"), random.randint(1, 60), at=100.0)
+        most, most_tokens = (10**6, 60) if seed % 4 == 0 else (12, 10**6)
+        bounds = QueueBounds(QueueLimits(most, most_tokens, 10**6, 10**6), order)
+
+        expected = _displaced_by_search(order, states, newcomer, most, most_tokens)
+
+        if expected is None:
+            with pytest.raises(CapacityContended):
+                bounds.displaced_by(newcomer, 0, 1.0)
+        else:
+            assert bounds.displaced_by(newcomer, 0, 1.0) == expected, f"seed {seed}"
+            num_displaced += len(expected)
+    assert num_displaced > 50
+
+
+def _displaced_by_search(
+    order: WaitingOrder, states: list[RequestState], newcomer: RequestState, most: int, most_tokens: int
+) -> list[RequestState] | None:
+    """Returns who makes room, by reading the whole queue for each; None if the newcomer is refused."""
+    left, gone = list(states), list[RequestState]()
+
+    def size(domain: IsolationDomain) -> int:
+        own = [one for one in left if one.domain == domain]
+        return sum(one.num_prompt for one in own) if len(left) < most else len(own)
+
+    def too_much() -> bool:
+        return len(left) + 1 > most or sum(one.num_prompt for one in [*left, newcomer]) > most_tokens
+
+    while left and too_much():
+        movable = [one for one in left if not one.has_run]
+        last = max(
+            reversed(movable), key=lambda one: (size(one.domain), order.priority(one), one.arrived_at), default=None
+        )
+        if last is None or last.domain == newcomer.domain:
+            return None
+        by_tokens = len(left) < most
+        own = size(newcomer.domain) + (newcomer.num_prompt if by_tokens else 1)
+        if size(last.domain) - (last.num_prompt if by_tokens else 1) < own:
+            return None
+        left.remove(last)
+        gone.append(last)
+    return gone

@@ -59,6 +59,28 @@ def test_two_domains_at_their_shares_take_nothing_from_each_other() -> None:
     assert driver.scheduler.counters.preemptions == 0
 
 
+def test_a_long_wait_takes_no_place_from_the_same_tier() -> None:
+    """What has waited for more than the patience of the order preempts nothing of its tier, so weights hold however long the
+    queue is. A flex request that has waited twice as long takes a place from a default request of its tenant.
+    """
+    driver = SchedulerDriver(max_running=4, host=40, min_run_steps=1)
+    crowd(driver, 10, max_tokens=30)
+    crowd(driver, 10, LIGHT, max_tokens=30)
+    driver.submit("flex", 3, domain=FLOOD, tier=ServiceTier.FLEX)
+    driver.step()
+
+    driver.clock.advance(31.0)
+    driver.step()
+    after_one = driver.scheduler.counters.preemptions
+    driver.clock.advance(31.0)
+    for _ in range(8):
+        driver.step()
+
+    assert after_one == 0
+    assert driver.scheduler.counters.preemptions == 1
+    assert "flex" in driver.admitted()
+
+
 def test_places_that_nobody_else_wants_are_used() -> None:
     """A domain that wants less than its share leaves the rest to the others."""
     driver = SchedulerDriver(max_running=4)

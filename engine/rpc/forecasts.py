@@ -1,0 +1,66 @@
+"""Refuses requests whose deadlines cannot be met in the gateway, by the forecasts that an engine sends with its load.
+
+A refusal by the engine costs a round trip, in which the request waits for the engine's interpreter behind the steps of
+others. Here it waits for nobody, and the engine does not see the request.
+
+Owns the latest forecasts of one engine, and the number of requests that this gateway has sent since. It is for one event loop.
+Invariant: it refuses only what the engine would refuse by its estimate of a moment ago, less the time that has passed.
+In doubt the engine decides: about lines that it has not forecast, old forecasts, and prompts that are a large part of the
+deadline, because only the engine knows what of them is cached.
+"""
+
+import math
+from collections import Counter
+
+from graftwork.engine.core.deadlines import AIM, UNSURE, FirstTokenForecast, line_of, unreachable
+from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.platform.clock import Clock
+
+_BELIEVED_S = 0.5
+"""Forecasts are believed for so many seconds. While it works, an engine sends new ones several times as often."""
+_UNSENT_S = 0.1
+"""The usual age of forecasts when they come, at most: an engine makes and sends its load ten times a second."""
+
+
+class FirstTokenForecasts:
+    """Decides about the requests that this gateway is about to send to one engine."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_line: dict[str, FirstTokenForecast] = {}
+        self._noted_at = -math.inf
+        self._sent: Counter[str] = Counter()
+        """How many requests were sent since the latest forecasts, by line."""
+
+    def note(self, load: EngineLoad) -> None:
+        """Takes the forecasts of a load that has just come."""
+        found = (FirstTokenForecast(*forecast[: len(FirstTokenForecast._fields)]) for forecast in load.forecasts)
+        self._by_line = {forecast.line: forecast for forecast in found}
+        self._noted_at = self._clock.monotonic()
+        self._sent.clear()
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises CapacityContended, with the time to retry, if the request's first token would come after its deadline."""
+        deadline_s, age_s = request.deadline_s, self._clock.monotonic() - self._noted_at
+        if deadline_s is None or not self._by_line or age_s > _BELIEVED_S or request.emitted_token_ids:
+            return
+        line = line_of(request)
+        forecast = self._by_line.get(line)
+        if forecast is None:
+            return
+        own_s = forecast.token_s * len(request.prompt_token_ids)
+        expected_s = forecast.wait_s + forecast.request_s * self._sent[line] + own_s - age_s - _UNSENT_S
+        if expected_s > AIM * deadline_s and own_s <= UNSURE * deadline_s:
+            raise unreachable(deadline_s, expected_s)
+
+    def sent(self, request: EngineRequest) -> None:
+        """Records that a request goes to the engine, which the latest forecasts cannot know."""
+        if self._by_line:
+            self._sent[line_of(request)] += 1
+
+    def refused(self, request: EngineRequest) -> None:
+        """Records that the engine has refused a request that was sent."""
+        line = line_of(request)
+        if self._sent[line]:
+            self._sent[line] -= 1

@@ -1,0 +1,138 @@
+"""Tests of refusals in the gateway, by the forecasts that an engine sends with its load."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from graftwork.engine.core.deadlines import FirstTokenForecast, line_of
+from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier, SessionKey, SessionUse
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.forecasts import FirstTokenForecasts
+from graftwork.engine.rpc.server import EngineServer
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.errors import CapacityContended
+from graftwork.platform.ids import IsolationDomain, RequestId, new_id
+from tests.engine.conftest import RandomModels
+
+
+def request(tokens: int = 10, deadline_s: float | None = 4.0) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    prompt = tuple(5 + number % 40 for number in range(tokens))
+    request_id = RequestId(new_id("req"))
+    return EngineRequest(request_id, prompt, sampling, IsolationDomain(b"tenant"), deadline_s=deadline_s)
+
+
+def forecasts(clock: ManualClock, wait_s: float, token_s: float = 0.0, request_s: float = 0.0) -> FirstTokenForecasts:
+    """Forecasts that have just come, of the line of `request`."""
+    found = FirstTokenForecasts(clock)
+    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(request()), wait_s, token_s, request_s),)))
+    return found
+
+
+def test_a_request_is_refused_that_would_come_too_late() -> None:
+    """With 5 s until the first token, a tenth of a second ago, a deadline of 4 s is refused and one of 6 s is not. It would be
+    let in after 1.1 s, when the first token is expected within 95 % of its deadline.
+    """
+    found = forecasts(ManualClock(), 5.0)
+
+    found.check(request(deadline_s=6.0))
+    with pytest.raises(CapacityContended) as refusal:
+        found.check(request())
+
+    assert (refusal.value.code, refusal.value.status) == ("deadline_unreachable", 429)
+    assert refusal.value.retry_after_s == pytest.approx(1.1)
+
+
+def test_what_has_passed_since_the_forecast_counts_for_the_request() -> None:
+    """A forecast of 4.1 s refuses a deadline of 4 s for two tenths of a second. After half a second it refuses nothing."""
+    clock = ManualClock()
+    found, late = forecasts(clock, 4.1), forecasts(clock, 60.0)
+    with pytest.raises(CapacityContended):
+        found.check(request())
+
+    clock.advance(0.21)
+    found.check(request())
+    with pytest.raises(CapacityContended):
+        late.check(request())
+    clock.advance(0.3)
+
+    late.check(request())
+
+
+def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refuses_them() -> None:
+    """A second request is refused behind a first, and is not after the engine has refused the first, or when the next
+    forecasts have come.
+    """
+    found, first = forecasts(ManualClock(), 3.5, request_s=0.5), request()
+    found.check(first)
+    found.sent(first)
+    with pytest.raises(CapacityContended):
+        found.check(request())
+
+    found.refused(first)
+    found.check(request())
+    found.sent(first)
+    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5),)))
+
+    found.check(request())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(request(), tier=ServiceTier.PRIORITY),
+        replace(request(), domain=IsolationDomain(b"another")),
+        replace(request(), adapters=(AdapterUse("sha256:wide"),)),
+        replace(request(), session=SessionUse(SessionKey("one"))),
+        replace(request(), emitted_token_ids=(7,)),
+        request(deadline_s=None),
+    ],
+    ids=["tier", "domain", "adapter", "session", "moved", "no deadline"],
+)
+def test_other_requests_are_left_to_the_engine(other: EngineRequest) -> None:
+    """A forecast says nothing about requests of other lines, that have moved from another engine, or without a deadline."""
+    forecasts(ManualClock(), 60.0).check(other)
+
+
+def test_a_prompt_that_may_be_cached_is_left_to_the_engine() -> None:
+    """A prompt that alone may take more than a quarter of the deadline is not refused, because it may be cached."""
+    found = forecasts(ManualClock(), 3.5, token_s=0.002)
+
+    found.check(request(501))
+    with pytest.raises(CapacityContended):
+        found.check(request(499))
+
+
+@pytest.mark.parametrize("listen", ["unix:{}/engine.sock", "127.0.0.1:0"], ids=["output socket", "grpc"])
+async def test_a_gateway_refuses_without_a_round_trip_while_a_line_waits(
+    models: RandomModels, tmp_path: Path, listen: str
+) -> None:
+    """While requests with deadlines wait, the engine's loads have their line. A request of it with a short deadline is then
+    refused before the gateway waits for anything.
+    """
+    address = listen.format(tmp_path)
+    server = EngineServer(models.engine(max_running=1, max_draft_tokens=0).engine, address)
+    await server.start()
+    client = GrpcEngineClient(address.replace(":0", f":{server.port}"))
+    has_forecast = asyncio.Event()
+    client.follow_load(lambda load: has_forecast.set() if load.forecasts else None)
+
+    async def run() -> None:
+        _ = [event async for event in client.generate(request(deadline_s=600.0))]
+
+    waiting = [asyncio.create_task(run()) for _ in range(150)]
+    async with asyncio.timeout(60):
+        await has_forecast.wait()
+
+    with pytest.raises(CapacityContended, match="Send the request again in"):
+        anext(client.generate(request(1, deadline_s=0.2))).send(None)  # runs until it would wait
+
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await client.close()
+    await server.stop()
