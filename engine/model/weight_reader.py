@@ -100,7 +100,7 @@ class WeightReader:
 
     def quantizes(self, module: str) -> bool:
         """Returns whether the weight of a linear layer is quantised, by the checkpoint or when it is read."""
-        return self._quantization is not None and not self._quantization.excludes(module)
+        return self._quantization is not None and not self._quantization.excludes(self._holder(module)[0])
 
     def linear(self, module: str, shape: tuple[int, int]) -> LinearWeight:
         """Reads the weight of a linear layer, [out_features, in_features], quantised if `quantizes` says so.
@@ -108,23 +108,33 @@ class WeightReader:
         Raises InvalidRequest as `read` does, and if the tensors do not fit the quantisation.
         """
         quantization = self._quantization
-        if quantization is None or quantization.excludes(module):
+        if quantization is None or not self.quantizes(module):
             return self.read(f"{module}.weight", shape)
         if quantization.is_rounded:
             return rounded(self.read(f"{module}.weight", shape), quantization.scheme)
+        holder, start, num_rows = self._holder(module)
+        if num_rows is None:
+            return read_quantized(self, module, shape, quantization.scheme)
+        joined = read_quantized(self, holder, (num_rows, shape[1]), quantization.scheme)
+        return joined.rows(start, start + shape[0])
+
+    def _holder(self, module: str) -> tuple[str, int, int | None]:
+        """Returns the layer in the checkpoint that holds a projection, such as `qkv_proj`, the projection's first row in
+        it, and the number of its rows. The number is None for a layer of its own.
+        """
         parent, _, target = module.rpartition(".")
         for name, members in self._joined.items():
             start = 0
             for member, rows in members:
                 if member == target:
-                    whole = (sum(rows for _, rows in members), shape[1])
-                    joined = read_quantized(self, f"{parent}.{name}", whole, quantization.scheme)
-                    return joined.rows(start, start + rows)
+                    return f"{parent}.{name}", start, sum(each for _, each in members)
                 start += rows
-        return read_quantized(self, module, shape, quantization.scheme)
+        return module, 0, None
 
     def _is_stored_quantized(self, module: str) -> bool:
-        return self.quantizes(module) and self._quantization is not None and not self._quantization.is_rounded
+        """Returns whether a layer in the checkpoint, joined or not, is quantised there."""
+        quantization = self._quantization
+        return quantization is not None and not quantization.is_rounded and not quantization.excludes(module)
 
     def _is_unused(self, name: str) -> bool:
         """Returns whether a tensor is one that products with quantised weights do not need."""

@@ -150,9 +150,11 @@ def test_attention_reads_what_was_stored(wide: Path, kv_dtype: str) -> None:
     class RoundedCache(DynamicCache):
         """A cache that rounds what it is given, as the engine stores it."""
 
-        def update(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any, **more: Any) -> Any:
-            rounded = (form.decode(form.encode(each.contiguous())) for each in (keys, values))
-            return super().update(*rounded, *rest, **more)
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            keys, values = (form.decode(form.encode(each.contiguous())) for each in (key_states, value_states))
+            return super().update(keys, values, layer_idx, *args, **kwargs)
 
     model = LlamaForCausalLM.from_pretrained(wide, dtype=torch.float32)
     token_ids = torch.tensor([FIRST + outcome.token_ids])

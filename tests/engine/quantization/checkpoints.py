@@ -76,7 +76,8 @@ def write(form: Form, plain: Path, folder: Path, skip: tuple[str, ...] = ()) -> 
         module = name.removesuffix(".weight")
         if not name.endswith(".weight") or not module.endswith(PROJECTIONS) or module.endswith(skip or ("-",)):
             continue
-        tensors, weight = form.pack(*tensor.shape, generator)
+        out_features, in_features = tensor.shape
+        tensors, weight = form.pack(out_features, in_features, generator)
         del stored[name]
         stored |= {f"{module}.{last}": each.contiguous() for last, each in tensors.items()}
         dense[name] = made.dense[module] = weight.float().contiguous()
@@ -96,7 +97,8 @@ def random_codes(out: int, width: int, bits: int, generator: torch.Generator) ->
 
 
 def random_scales(*shape: int, bits: int, generator: torch.Generator) -> torch.Tensor:
-    return ((0.5 + torch.rand(shape, generator=generator)) * 0.6 / 2**bits).to(torch.float16)
+    scales: torch.Tensor = (0.5 + torch.rand(shape, generator=generator)) * 0.6 / 2**bits
+    return scales.to(torch.float16)
 
 
 def packed(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from graftwork.platform.errors import InvalidRequest
 from tests.engine.adapter_kinds import AdapterKinds, make_adapter_kinds
 from tests.engine.engine_driver import EngineDriver, Outcome
 from tests.engine.parallel.rank_threads import start_thread
-from tests.engine.quantization.checkpoints import FORMS, Checkpoint, gptq, make_joined, make_plain, write
+from tests.engine.quantization.checkpoints import FORMS, Checkpoint, change_config, gptq, make_joined, make_plain, write
 
 CheckpointOf = Callable[[str], Checkpoint]
 PROMPTS = [[5, 17, 40, 8, 33], [9, 3, 77, 61, 2, 50, 41, 12, 90], [64]]
@@ -163,6 +163,16 @@ def test_joined_projections_are_read_from_one_quantised_tensor(name: str, tmp_pa
 
     for prompt in PROMPTS:
         check(engine(made.folder).run(prompt, ignore_eos=True, logprobs=0), prompt, reference, 0.05)
+
+
+def test_a_joined_tensor_may_stay_plain(tmp_path: Path) -> None:
+    """A joined layer that quantization_config excludes by its own name is read as plain projections."""
+    form = gptq()
+    made = write(form, make_joined(tmp_path / "phi"), tmp_path / "form", skip=("qkv_proj",))
+    change_config(made.folder, quantization_config=form.config | {"modules_to_not_convert": ["qkv_proj"]})
+    reference = AutoModelForCausalLM.from_pretrained(made.dense_folder, dtype=torch.float32)
+
+    check(engine(made.folder).run(PROMPTS[1], ignore_eos=True, logprobs=0), PROMPTS[1], reference, 0.05)
 
 
 def test_plain_tensors_are_split_as_before(tmp_path: Path) -> None:
