@@ -79,7 +79,7 @@ def _from_hub(reference: ModelReference, endings: tuple[str, ...]) -> Path:
             pass  # it is fetched now
     try:
         folder = Path(str(snapshot_download(repository, **wanted)))
-    except (errors.HTTPError, errors.HFValidationError, OSError) as error:
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # type: ignore[attr-defined]  # the transport's errors
         raise _hub_error(reference, error) from error
     if not _COMMIT.fullmatch(revision):
         logger.warning(

@@ -15,7 +15,7 @@ from torch.nn import functional
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import MXFP4_BLOCK, ExpertsConfig, ExpertTensors, RouterScore
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.mlp_weights import DenseWeights, RoutedWeights, SharedWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, RoutedWeights, SharedWeights
 from graftwork.engine.model.mxfp4 import from_mxfp4
 from graftwork.engine.model.projections import stored_width
 from graftwork.engine.model.weight_reader import TensorSource
@@ -82,9 +82,9 @@ class ExpertReader:
         gate_up = [self._read(f"{module}.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]
         down = self._read(f"{module}.down_proj.weight", hidden, inner)
         gate = self._padded(f"{prefix}.{names.shared_gate}", "shared_gate", self._dtype) if shared.has_gate else None
-        return SharedWeights(DenseWeights(Linear(torch.cat(gate_up)), Linear(down)), gate)
+        return SharedWeights(DenseWeights[AnyLinear](Linear(torch.cat(gate_up)), Linear(down)), gate)
 
-    def _experts_of(self, prefix: str) -> Iterator[DenseWeights]:
+    def _experts_of(self, prefix: str) -> Iterator[DenseWeights[Linear]]:
         """Yields the experts of one layer."""
         *_, down = self._shapes.names.projections
         is_apart = f"{prefix}.0.{down}.weight" in self._reader or f"{prefix}.gate_up_proj" not in self._reader
@@ -94,7 +94,7 @@ class ExpertReader:
         parts = [self._joined(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
         yield from (DenseWeights(*linears) for linears in zip(*parts, strict=True))
 
-    def _expert(self, prefix: str) -> DenseWeights:
+    def _expert(self, prefix: str) -> DenseWeights[Linear]:
         """Reads an expert whose linear layers stand alone."""
         inner, hidden = self._shapes.intermediate_size, self._shapes.hidden_size
         *inputs, down = self._shapes.names.projections

@@ -6,6 +6,7 @@ a file.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -16,15 +17,18 @@ AnyLinear = Linear | QuantizedLinear
 """A linear layer with plain weights or with quantised ones."""
 
 
+L = TypeVar("L", Linear, AnyLinear)
+
+
 @dataclass(frozen=True, slots=True)
-class DenseWeights:
+class DenseWeights(Generic[L]):
     """The weights of an MLP, or of one expert. Gate and up are joined."""
 
-    gate_up: AnyLinear  # [2 * intermediate, hidden]
-    down: AnyLinear  # [hidden, intermediate]
+    gate_up: L  # [2 * intermediate, hidden]
+    down: L  # [hidden, intermediate]
 
     @property
-    def linears(self) -> tuple[AnyLinear, ...]:
+    def linears(self) -> tuple[L, ...]:
         return self.gate_up, self.down
 
     @property
@@ -32,7 +36,7 @@ class DenseWeights:
         """The tensors that belong to no linear layer."""
         return ()
 
-    def group(self, name: str) -> AnyLinear:
+    def group(self, name: str) -> L:
         return {"gate_up": self.gate_up, "down": self.down}[name]
 
 
@@ -40,7 +44,7 @@ class DenseWeights:
 class SharedWeights:
     """The weights of the expert that sees every token."""
 
-    mlp: DenseWeights
+    mlp: DenseWeights[AnyLinear]
     gate: Linear | None  # [16, hidden]: one output, and outputs of zeros (see projections.stored_width)
 
 
@@ -50,7 +54,7 @@ class RoutedWeights:
 
     router: Linear  # [experts, hidden], at least 16 outputs; fp32 where the router multiplies in fp32
     correction: torch.Tensor | None  # [experts] fp32, added to the scores for the choice alone
-    experts: tuple[DenseWeights, ...]
+    experts: tuple[DenseWeights[Linear], ...]
     shared: SharedWeights | None
 
     @property
@@ -81,4 +85,4 @@ class RoutedWeights:
                 yield self.shared.gate
 
 
-MlpWeights = DenseWeights | RoutedWeights
+MlpWeights = DenseWeights[AnyLinear] | RoutedWeights

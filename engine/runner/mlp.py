@@ -16,7 +16,7 @@ from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import ClampedSwiGlu, ExpertsConfig
 from graftwork.engine.model.layers import BatchInvariance
-from graftwork.engine.model.mlp_weights import DenseWeights, MlpWeights, RoutedWeights, SharedWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights, RoutedWeights, SharedWeights
 from graftwork.engine.model.projections import EXPERT_GROUPS
 from graftwork.engine.runner.row_ops import RowOps
 
@@ -40,7 +40,7 @@ def build_mlp(config: ModelConfig, weights: MlpWeights, layer: int, rows: RowOps
 class DenseMlp:
     """An MLP that is the same for every token. `prefix` begins the names of its groups of projections."""
 
-    def __init__(self, weights: DenseWeights, layer: int, rows: RowOps, prefix: str = "") -> None:
+    def __init__(self, weights: DenseWeights[AnyLinear], layer: int, rows: RowOps, prefix: str = "") -> None:
         self._weights = weights
         self._layer = layer
         self._rows = rows

@@ -23,7 +23,8 @@ from graftwork.platform.errors import BudgetSpent, Conflict, NotPermitted
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
-from graftwork.platform.tenancy.repository import find_quota, hold_tenant
+from graftwork.platform.tenancy.quota_rows import find_quota
+from graftwork.platform.tenancy.repository import hold_tenant
 
 _UNREADY_S = 24 * 3600.0
 """Seconds after which a file that never became ready counts as left by a crash. No upload and no batch takes as long."""
@@ -150,10 +151,8 @@ class FileKeeper:
         )
 
     async def _check_bytes(self, session: WriteSession, scope: TenantScope, size_bytes: int) -> None:
-        quota = await find_quota(session, scope)
-        most = self.limits.max_tenant_bytes
-        if quota is not None and quota.max_file_bytes is not None:
-            most = quota.max_file_bytes
+        own = (await find_quota(session, TenantId(scope))).max_file_bytes
+        most = self.limits.max_tenant_bytes if own is None else own
         after = await file_rows.sum_bytes(session, scope) + size_bytes
         if after > most:
             raise BudgetSpent(

@@ -15,8 +15,9 @@ from graftwork.api.cli.demo.server import free_port
 from graftwork.platform.clock import ManualClock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quotas import Quota, RedisQuotaKeeper
-from graftwork.platform.quotas.redis_quotas import redis_time
+from graftwork.platform.quotas.redis_connection import redis_time
 from graftwork.platform.replicas.lease import ReplicaLeases
 from tests.certificates import Authority
 from tests.platform.quotas.test_quotas import ACME, ListedLedger, refusal_of
@@ -72,7 +73,7 @@ def _demand_tls(servers: Stores, cert: Path, key: Path) -> int:
     assert servers.postgres is not None
     home = Path(servers.postgres.command[2])
     for source, name in ((cert, "server.crt"), (key, "server.key")):
-        copy = shutil.copy(source, home / name)
+        copy = Path(shutil.copy(source, home / name))
         copy.chmod(0o600)
         if servers.postgres.user is not None:
             shutil.chown(copy, servers.postgres.user)
@@ -152,12 +153,12 @@ async def test_a_database_that_cannot_prove_its_name_gets_nothing(stores: TlsSto
 @pytest.mark.redis
 async def test_limits_are_shared_over_tls(stores: TlsStores, manual_clock: ManualClock) -> None:
     """Two gateways share one limit in a Redis that answers over TLS alone."""
-    url, quota = stores.redis_url(f"ssl_ca_certs={stores.ca}"), Quota(requests_per_minute=2)
+    url, limits = stores.redis_url(f"ssl_ca_certs={stores.ca}"), Limits.of_tenant(ACME, Quota(requests_per_minute=2))
     first, second = (RedisQuotaKeeper(url, "tls:", manual_clock, ListedLedger()) for _ in range(2))
     try:
-        await first.reserve(ACME, quota, 1)
-        await second.reserve(ACME, quota, 1)
-        refusal = await refusal_of(first.reserve(ACME, quota, 1))
+        await first.reserve(limits, 1)
+        await second.reserve(limits, 1)
+        refusal = await refusal_of(first.reserve(limits, 1))
     finally:
         await first.close()
         await second.close()
