@@ -51,6 +51,19 @@ def test_limits_are_set_and_removed(browser: Browser, server: ConsoleServer, ten
     browser.wait(lambda: tenant.client.get("/v1/quota").json()["requests_per_minute"] is None)
 
 
+def test_a_budget_is_set_and_kept(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """A budget is typed as text, and saving another limit keeps it."""
+    browser.sign_in(server.url, server.admin_key, f"tenants/{tenant.id}")
+    browser.fill("Budget per month", "100.50")
+    browser.fill("Currency of budgets", "USD")
+    browser.press("Save limits")
+    browser.wait(lambda: tenant.client.get("/v1/quota").json()["monthly_budget"] == "100.5")
+    browser.fill("Requests per minute", "60")
+    browser.press("Save limits")
+    browser.wait(lambda: tenant.client.get("/v1/quota").json()["requests_per_minute"] == 60)
+    assert tenant.client.get("/v1/quota").json()["currency"] == "USD"
+
+
 def test_keys_are_rotated_and_revoked(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
     """A rotation shows a new key and ends the old one; a revocation ends the new one."""
     browser.sign_in(server.url, server.admin_key, f"tenants/{tenant.id}")

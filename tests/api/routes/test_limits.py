@@ -86,6 +86,18 @@ async def test_each_level_refuses_and_says_so(gateway: Gateway, tenant: TestTena
         assert (await tenant.client.post(CHAT, json=chat(user="alice"))).status_code == 200
 
 
+async def test_a_rotation_keeps_a_keys_limits(gateway: Gateway, tenant: TestTenant) -> None:
+    """The key that replaces another one has its limits, so a rotation lifts none."""
+    keys = f"tenants/{tenant.id}/keys"
+    key = (await gateway.admin.get(f"/v1/admin/{keys}")).json()["data"][0]["id"]
+    await put(gateway, f"{keys}/{key}/quota", requests_per_minute=0)
+
+    new = (await gateway.admin.post(f"/v1/admin/{keys}/{key}/rotate")).json()
+
+    assert (await gateway.admin.get(f"/v1/admin/{keys}/{new['id']}/quota")).json()["requests_per_minute"] == 0
+    assert refusal(await gateway.client(new["key"]).post(CHAT, json=chat())) == (429, "key", "requests_per_minute")
+
+
 async def test_end_users_are_told_apart(gateway: Gateway, tenant: TestTenant) -> None:
     """Each end user has the limits of all, one may have its own, and requests without a user have none."""
     path = f"tenants/{tenant.id}/user_quota"

@@ -12,8 +12,9 @@ from redis.asyncio import Redis
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded
-from graftwork.platform.ids import TenantId
-from graftwork.platform.quotas.limits import Limits
+from graftwork.platform.ids import OrganisationId, TenantId
+from graftwork.platform.quotas.budget import ReservedCost
+from graftwork.platform.quotas.limits import Level, Limits, OwnerLimits
 from graftwork.platform.quotas.quotas import Quota, RedisQuotaKeeper
 from graftwork.platform.quotas.redis_quotas import LEASE_S, RedisReservation
 from tests.hypothesis_profiles import examples
@@ -23,6 +24,21 @@ TENANT = TenantId("ten_acme")
 SCRIPT = Path(__file__).parents[3] / "platform" / "quotas" / "quotas.lua"
 NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended", "costs")
 LIMIT, MINUTE_S = 6, 60.0
+GROUP = OrganisationId("org_1")
+LIMITS = Limits(
+    TENANT,
+    (
+        OwnerLimits(Level.ORGANISATION, GROUP, Quota(max_concurrent_requests=LIMIT)),
+        OwnerLimits(Level.TENANT, TENANT, Quota()),
+    ),
+    GROUP,
+)
+NANOS = 2**60
+"""The cost of each answer: six of them have more digits than a double, and fit 64 bits."""
+
+
+def keys_of(prefix: str, owner: str) -> list[str]:
+    return [f"{prefix}quota:{{{GROUP}}}:{'' if owner == GROUP else owner + ':'}{name}" for name in NAMES]
 
 
 @dataclass(eq=False)
@@ -36,6 +52,7 @@ class Known:
     made_at: float
     tokens: int
     answers: int
+    nanos: int
     free_at: float | None = None
     """When its places are free; None while it runs."""
     is_refunded: bool = False
@@ -83,15 +100,15 @@ class ThreeGateways:
         gateway, answers = event.which % 3, 1 + event.which % 2
         fits = sum(one.answers for one in self.holding()) + answers <= LIMIT
         try:
-            reservation = await self.keepers[gateway].reserve(
-                Limits.of_tenant(TENANT, Quota(max_concurrent_requests=LIMIT)), event.tokens, answers
-            )
+            cost = ReservedCost(answers * NANOS + event.tokens, "USD")
+            reservation = await self.keepers[gateway].reserve(LIMITS, event.tokens, answers, cost)
         except LimitExceeded:
             assert not fits
             return
         assert fits
         now = self.clock.monotonic()
-        self.known.append(Known(gateway, reservation, reservation.entry_id, now, event.tokens, answers))
+        nanos = answers * NANOS + event.tokens
+        self.known.append(Known(gateway, reservation, reservation.entry_id, now, event.tokens, answers, nanos))
 
     async def end(self, event: Event) -> None:
         """Ends a request by its own gateway. The first end counts."""
@@ -115,7 +132,7 @@ class ThreeGateways:
         ended = [one for one in self.known if one.ended_by and one.free_at is not None and now < one.free_at + LEASE_S]
         if ended:
             one = ended[event.which % len(ended)]
-            keys = [f"{self.prefix}quota:{{{TENANT}}}:{name}" for name in NAMES]
+            keys = keys_of(self.prefix, GROUP) + keys_of(self.prefix, TENANT)
             times = [round(seconds * 1e6) for seconds in (now, MINUTE_S, LEASE_S)]
             await self.script(keys=keys, args=[one.ended_by[0], *times, one.entry_id, event.tokens])
 
@@ -131,19 +148,21 @@ class ThreeGateways:
                     one.free_at = self.clock.monotonic() + LEASE_S
 
     async def check(self) -> None:
-        """Compares the sums in Redis with those of the list."""
+        """Compares the sums of both owners in Redis with those of the list."""
         await self.script(
-            keys=[f"{self.prefix}quota:{{{TENANT}}}:{name}" for name in NAMES],
+            keys=keys_of(self.prefix, GROUP) + keys_of(self.prefix, TENANT),
             args=["renew", *(round(seconds * 1e6) for seconds in (self.clock.monotonic(), MINUTE_S, LEASE_S))],
         )
-        sums = await self.redis.hgetall(f"{self.prefix}quota:{{{TENANT}}}:sums")
         now = self.clock.monotonic()
         window = [one for one in self.known if one.made_at + MINUTE_S > now and not one.is_refunded]
         expected = {
             "answers": sum(one.answers for one in self.holding()),
             "window": sum(one.tokens for one in window),
+            "cost": sum(one.nanos for one in self.holding()),
         }
-        assert {name: int(sums.get(name, 0)) for name in expected} == expected
+        for owner in (GROUP, TENANT):
+            sums = await self.redis.hgetall(keys_of(self.prefix, owner)[NAMES.index("sums")])
+            assert {name: int(sums.get(name, 0)) for name in expected} == expected
 
     async def meet(self, event: Event) -> None:
         """Lets time pass, renews, and does what the event says."""

@@ -19,6 +19,7 @@ const LIMITS = [
   ["max_file_bytes", "Bytes of files"], ["max_adapter_rank", "Largest rank"], ["max_device_kv_bytes", "Bytes of KV on the device"], ["max_host_kv_bytes", "Bytes of KV on the host"],
 ];
 const OVERLAPS = [["0", "no time: it ends at once"], ["3600", "an hour"], ["86400", "a day"], ["604800", "a week"]];
+const BUDGETS = [["monthly_budget", "Budget per month"], ["soft_budget", "Cost per month that alerts"], ["currency", "Currency of budgets"]];
 const SCOPES = [["inference", "Inference and sessions"], ["read", "Read sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"]];
 
 export async function showTenant({ params: [id], signal, refresh }) {
@@ -182,12 +183,15 @@ function rotateKey(keys, key) {
 }
 
 function quotaCard(base, quota) {
-  const inputs = LIMITS.map(([limit, label]) => [limit, label, h("input", { type: "number", min: 0, step: 1, name: limit, placeholder: "no limit", value: quota[limit] ?? "" })]);
+  const numbers = LIMITS.map(([limit, label]) => [limit, label, h("input", { type: "number", min: 0, step: 1, name: limit, placeholder: "no limit", value: quota[limit] ?? "" })]);
+  const texts = BUDGETS.map(([limit, label]) => [limit, label, h("input", { type: "text", name: limit, placeholder: limit === "currency" ? "USD" : "no limit", value: quota[limit] ?? "" })]);
+  const inputs = [...numbers, ...texts];
+  const value = (limit, input) => (input.value === "" ? null : input.type === "number" ? Number(input.value) : input.value.trim());
   const saved = h("span", { class: "small muted", role: "status" });
   const body = form({
     fields: h("div", { class: "fields" }, inputs.map(([, label, input]) => field(label, input))),
     button: "Save limits", extra: [saved],
-    send: () => api.put(`${base}/quota`, Object.fromEntries(inputs.map(([limit, , input]) => [limit, input.value === "" ? null : Number(input.value)]))),
+    send: () => api.put(`${base}/quota`, { ...quota, ...Object.fromEntries(inputs.map(([limit, , input]) => [limit, value(limit, input)])) }),
     done: () => put(saved, `Saved ${moment(Date.now() / 1000)}`),
   });
   return card("Limits", body);
