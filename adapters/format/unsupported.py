@@ -123,6 +123,7 @@ UNSERVED_TENSORS = (
     UnservedTensor(re.compile(r"token_adapter|trainable_tokens"), "trained rows of the embedding"),
     UnservedTensor(re.compile(r"lora_diag"), "KaSA's singular values"),
     UnservedTensor(re.compile(r"hada_|lokr_|oft_|ia3_|vera_lambda|boft_|loha_"), "another method than LoRA"),
+    UnservedTensor(re.compile(r"\.experts\.[a-z_]+_bias$"), "trained biases of experts"),
     UnservedTensor(re.compile(r"\.experts?\."), "LoRA on experts, which this model has not, or not by this name"),
     UnservedTensor(re.compile(r"lora_embedding_[AB]"), "LoRA on another embedding than embed_tokens"),
     UnservedTensor(re.compile(r"lora_A(\.default)?\.bias$"), "a bias on lora_A"),

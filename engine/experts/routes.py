@@ -57,7 +57,9 @@ class Routes:
         order = np.argsort(flat, kind="stable")
         experts = flat[order]
         counts = np.bincount(flat)
-        lengths = np.array([padded(int(count)) if count else 0 for count in counts], np.int64)
+        found = np.flatnonzero(counts)
+        lengths = np.zeros(len(counts), np.int64)
+        lengths[found] = [padded(count) for count in counts[found].tolist()]
         starts = np.cumsum(lengths) - lengths
         firsts = np.cumsum(counts) - counts
         rows = starts[experts] + np.arange(len(flat)) - firsts[experts]
@@ -66,7 +68,7 @@ class Routes:
         tokens[rows] = order // chosen.shape[1]
         runs = tuple(
             ExpertRun(int(expert), int(starts[expert]), int(starts[expert] + lengths[expert]))
-            for expert in np.flatnonzero(counts)
+            for expert in found
         )
         device = chosen.device
         return cls(

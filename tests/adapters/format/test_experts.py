@@ -141,6 +141,7 @@ FIRST_A, FIRST_B = f"{EXPERTS}.lora_A.weight", f"{EXPERTS}.lora_B.weight"
         ({f"{EXPERTS}.lora_magnitude_vector": np.ones(4, np.float32)}, {}, None, "lora_magnitude_vector of experts"),
         (pair(f"{PREFIX}.1.mlp.up_proj", 48, HIDDEN), {"target_modules": ["up_proj"]}, None, "experts in place of"),
         (pair(f"{PREFIX}.0.mlp.gate", COUNT, HIDDEN), {"target_modules": ["gate"]}, None, "layer 0 has no experts"),
+        ({f"{EXPERTS}.down_proj_bias": np.ones(4, np.float32)}, {"bias": "all"}, None, "trained biases of experts"),
         (GATE_UP | DOWN, {"r": 17}, "config.r", "above the 16"),
         (GATE_UP | DOWN, {"rank_pattern": {"gate_up_proj": 17}}, None, "above the 16"),
     ],

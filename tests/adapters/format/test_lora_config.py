@@ -192,7 +192,6 @@ def test_a_target_without_a_tensor_in_the_file_is_no_fault(name: str) -> None:
         ("loftq_config", {"loftq_bits": 4}),
         ("alora_invocation_tokens", [1]),
         ("use_qalora", True),
-        ("target_parameters", ["experts.gate_up_proj"]),
         ("use_bdlora", {"nblocks": 2}),
         ("arrow_config", {"top_k": 2}),
         ("kasa_config", {"beta": 1}),
