@@ -42,7 +42,7 @@ def batch_runner(resources: Resources, lease: GatewayLease, limits: RunnerLimits
         output=OutputWriter(claims, files, missing_line, server.json.parse),
         standing=KeyStanding(server.database, server.clock),
         answer=partial(answer_request, inference),
-        quota_of=inference.accounting.quota_of,
+        quota_of=resources.account.tenancy.limits.of_tenant,
         parse=server.json.parse,
         clock=server.clock,
         telemetry=server.telemetry,

@@ -67,8 +67,7 @@ class Routes:
         places[order] = rows
         tokens[rows] = order // chosen.shape[1]
         runs = tuple(
-            ExpertRun(int(expert), int(starts[expert]), int(starts[expert] + lengths[expert]))
-            for expert in found
+            ExpertRun(int(expert), int(starts[expert]), int(starts[expert] + lengths[expert])) for expert in found
         )
         device = chosen.device
         return cls(

@@ -7,6 +7,7 @@ import pytest
 from graftwork.platform.batches.batch import COMPLETION_WINDOW_S
 from graftwork.platform.errors import InternalFailure, Unavailable
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from tests.api.batches.conftest import Batching, GatedEngine, create, get, jsonl, line, lines_of, until, upload
 from tests.api.in_process_gateway import ADMIN_KEY, TestTenant
 
@@ -131,7 +132,9 @@ async def test_a_batch_expires_with_its_window(batching: Batching, tenant: TestT
 async def test_a_batch_leaves_half_of_a_tenants_requests_to_others(batching: Batching, tenant: TestTenant) -> None:
     """With a limit of two concurrent requests, a batch runs one line at a time, and a live request fits beside it."""
     engine = engine_of(batching)
-    await batching.gateway.resources.account.tenancy.set_quota(tenant.id, Quota(max_concurrent_requests=2))
+    await batching.gateway.resources.account.tenancy.limits.set(
+        LimitOwner.tenant(tenant.id), Quota(max_concurrent_requests=2)
+    )
     engine.is_open = False
     batch = await create(tenant, [line(f"{number}") for number in range(3)])
     await batching.runner.tick()

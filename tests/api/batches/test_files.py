@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from tests.api.batches.conftest import Batching, create, get, line, upload
 from tests.api.in_process_gateway import Gateway, TestTenant
 
@@ -52,7 +53,7 @@ async def test_a_wrong_form_is_a_400(tenant: TestTenant, form: dict[str, str], p
 
 async def test_the_limit_of_bytes(gateway: Gateway, tenant: TestTenant, tmp_path: Path) -> None:
     """A tenant has no more bytes in files than its quota allows, and a deletion makes room."""
-    await gateway.resources.account.tenancy.set_quota(tenant.id, Quota(max_file_bytes=1000))
+    await gateway.resources.account.tenancy.limits.set(LimitOwner.tenant(tenant.id), Quota(max_file_bytes=1000))
     first = await upload(tenant, b"x" * 600)
 
     refused = await tenant.client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("x", b"x" * 401)})

@@ -62,7 +62,7 @@ def test_quantised_bytes_are_counted(checkpoint_of: CheckpointOf) -> None:
     config = read_model_config(made.folder)
     layer = load_decoder_weights(open_weights(made.folder, config), config, CPU, torch.bfloat16).layers[0]
 
-    assert layer.down.num_bytes == 64 * (384 // 2 + 4 * 384 // 32)  # 320 input features are padded to 384
+    assert layer.group("down").num_bytes == 64 * (384 // 2 + 4 * 384 // 32)  # 320 input features are padded to 384
 
 
 def test_excluded_layers_stay_plain(plain: Path, tmp_path: Path) -> None:
