@@ -56,12 +56,7 @@ TENANT: Json = {
     "organisation_id": None,
     "created_at": CREATED_AT,
 }
-ORGANISATION: Json = {
-    "id": "org_01hzx",
-    "object": "organisation",
-    "name": "Acme Group",
-    "created_at": CREATED_AT,
-}
+ORGANISATION: Json = {"id": "org_01hzx", "object": "organisation", "name": "Acme Group", "created_at": CREATED_AT}
 WEBHOOK: Json = {
     "id": "whk_01hzx",
     "object": "webhook",

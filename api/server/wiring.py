@@ -30,7 +30,6 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
-from graftwork.api.server.alerting import send_alerts
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
@@ -39,6 +38,8 @@ from graftwork.api.server.late_erasure import LateErasure
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.alerts.budget_alerts import DELIVER_S, WATCH_S, BudgetAlerts
+from graftwork.platform.alerts.sender import AlertSender
 from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
@@ -156,7 +157,16 @@ async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources)
         base.database, resources.account.registry.rollouts, base.activity.outcomes, base.lease.gateway_id, base.clock
     )
     await stack.enter_async_context(repeating(rollouts.tick, TICK_S, "advancing roll-outs"))
-    await send_alerts(stack, base, resources.admin.pepper)
+    await _send_alerts(stack, base, resources.admin.pepper)
+
+
+async def _send_alerts(stack: AsyncExitStack, base: Foundation, pepper: bytes) -> None:
+    """Notices budgets that are reached, and sends the alerts that are due. What is not sent is in the database."""
+    sender = AlertSender(base.clock, base.settings.webhook_networks)
+    alerts = BudgetAlerts(base.database, base.clock, pepper, sender)
+    await stack.enter_async_context(repeating(alerts.watch, WATCH_S, "looking for budgets that are reached"))
+    await stack.enter_async_context(repeating(alerts.deliver, DELIVER_S, "sending alerts"))
+    await stack.enter_async_context(repeating(alerts.drop_old, _SWEEP_S, "the sweep of old alerts"))
 
 
 async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:

@@ -27,7 +27,6 @@ from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionSta
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
 from graftwork.sessions.core.views import turn_usage_body, usage_body
 from graftwork.sessions.store import session_rows, turn_rows
-from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.turn_rows import Delivered
 
@@ -117,12 +116,12 @@ class TurnStore:
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
         async with self._database.read() as database:
-            chain = await history_rows.find_chain(database, scope, session.head_id)
+            chain = await turn_rows.find_chain(database, scope, session.head_id)
             head = chain[-1]
             if head.opening in (None, opening.digest):
-                head_items = await history_rows.find_items(database, scope, session.head_id)
+                head_items = await turn_rows.find_items(database, scope, session.head_id)
                 return Transcript(join_chain(chain), head, head_items, head.opening)
-            all_items = await history_rows.find_all_items(database, scope, session.head_id)
+            all_items = await turn_rows.find_all_items(database, scope, session.head_id)
         return Transcript((), head, all_items, opening.digest, must_encode_all=True)
 
     async def whole_transcript(self, scope: TenantScope, session: AgentSession, opening: str) -> Transcript:
@@ -133,8 +132,8 @@ class TurnStore:
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening)
         async with self._database.read() as database:
-            head = await history_rows.find_checkpoint(database, scope, session.head_id)
-            items = await history_rows.find_all_items(database, scope, session.head_id)
+            head = await turn_rows.find_checkpoint(database, scope, session.head_id)
+            items = await turn_rows.find_all_items(database, scope, session.head_id)
         return Transcript((), head, items, opening, must_encode_all=True)
 
     async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
@@ -142,7 +141,7 @@ class TurnStore:
         if session.head_id is None:
             return ()
         async with self._database.read() as database:
-            return join_chain(await history_rows.find_chain(database, scope, session.head_id))
+            return join_chain(await turn_rows.find_chain(database, scope, session.head_id))
 
     async def begin(
         self,
@@ -282,9 +281,8 @@ class TurnStore:
             delivered = await turn_rows.find_delivered(database, scope, turn)
             if delivered is not None and turn.key_id is not None:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
-                organisation_id = await organisation_of(database, session.tenant_id)
                 row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now())
-                row = replace(row, organisation_id=organisation_id).priced(prices)
+                row = replace(row, organisation_id=await organisation_of(database, session.tenant_id)).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
                 used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))
                 outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
@@ -296,7 +294,7 @@ class TurnStore:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             if turn is None or turn.checkpoint_id is None:
                 return turn
-            items = await history_rows.find_items(database, scope, turn.checkpoint_id)
+            items = await turn_rows.find_items(database, scope, turn.checkpoint_id)
         return replace(turn, output=items[len(turn.input) :])
 
     async def list_events(
@@ -318,7 +316,7 @@ class TurnStore:
         turn = await turn_rows.find_turn(database, scope, turn_id)
         assert turn is not None
         if outcome.checkpoint is not None:
-            await history_rows.insert_checkpoint(database, scope, outcome.checkpoint, outcome.items)
+            await turn_rows.insert_checkpoint(database, scope, outcome.checkpoint, outcome.items)
             ledger = ledger_of(outcome.checkpoint, outcome.items, outcome.deadlines)
             await session_rows.insert_ledger(database, scope, session.session_id, ledger)
             session = replace(session, head_id=outcome.checkpoint.checkpoint_id, ledger=ledger)

@@ -187,8 +187,7 @@ class CountingQuotas:
 
     reservations: list[CountingReservation] = field(default_factory=list)
     is_shut: bool = False
-    limit: int | None = None
-    """The limit of open sessions."""
+    limit: int | None = None  # of open sessions
 
     async def limits_of(self, principal: Principal) -> Limits:
         return Limits.of_tenant(principal.tenant_id, Quota(max_sessions=self.limit))
@@ -261,8 +260,7 @@ async def let_tasks_run(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-MAX_ANSWERS = 100
-"""The most answers that a tenant may have in flight in a SessionProcess."""
+MAX_ANSWERS = 100  # the most answers that a tenant may have in flight in a SessionProcess
 
 
 class SessionProcess:
