@@ -72,7 +72,8 @@ def _demand_tls(servers: Stores, cert: Path, key: Path) -> int:
     assert servers.postgres is not None
     home = Path(servers.postgres.command[2])
     for source, name in ((cert, "server.crt"), (key, "server.key")):
-        copy = shutil.copy(source, home / name)
+        copy = home / name
+        shutil.copy(source, copy)
         copy.chmod(0o600)
         if servers.postgres.user is not None:
             shutil.chown(copy, servers.postgres.user)
