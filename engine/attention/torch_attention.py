@@ -36,6 +36,7 @@ class TorchStepAttention:
         self._config = config
         self._cache = cache
         self._groups = groups
+        self._is_one_decode, self._is_one_chunk = groups.is_one_decode, groups.is_one_chunk
         self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
         cap = config.scales.attention_cap
         self._scale = config.scales.attention if cap is None else config.score_scale
@@ -46,9 +47,9 @@ class TorchStepAttention:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
         visible = self._visible_by_window[self._config.windows[layer]]
-        if self._groups.is_one_decode(len(query)):
+        if self._is_one_decode:
             return self._decode(query, keys, values, self._groups.decodes[0], visible.decodes[0]).flatten(1)
-        if self._groups.is_one_chunk(len(query)):
+        if self._is_one_chunk:
             return self._chunk(query, keys, values, self._groups.chunks[0], visible.chunks[0]).flatten(1)
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
@@ -79,7 +80,7 @@ class TorchStepAttention:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
     ) -> torch.Tensor:
         """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
-        by_kv_head = query.view(len(query), self._config.num_kv_heads, -1, query.shape[-1])
+        by_kv_head = query.view(query.shape[0], self._config.num_kv_heads, -1, query.shape[-1])
         grouped = by_kv_head.permute(1, 2, 0, 3)  # [kv_heads, group, queries, head_dim]
         mixed = self._mix(
             grouped,
