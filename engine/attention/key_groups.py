@@ -44,7 +44,7 @@ class DecodeRows:
     visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.rows.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,15 @@ class KeyGroups:
     chunks: tuple[ChunkRows, ...]
     positions: torch.Tensor  # [num_rows]
 
-    def is_one_decode(self, num_rows: int) -> bool:
-        """Returns whether all of `num_rows` rows are decoding rows of one group, in their order."""
-        return not self.chunks and len(self.decodes) == 1 and len(self.decodes[0]) == num_rows
+    @property
+    def is_one_decode(self) -> bool:
+        """Whether all rows of the step are decoding rows of one group, in their order."""
+        return not self.chunks and len(self.decodes) == 1 and len(self.decodes[0]) == self.positions.shape[0]
 
-    def is_one_chunk(self, num_rows: int) -> bool:
-        """Returns whether all of `num_rows` rows are one chunk."""
-        return not self.decodes and len(self.chunks) == 1 and self.chunks[0].end_row == num_rows
+    @property
+    def is_one_chunk(self) -> bool:
+        """Whether all rows of the step are one chunk."""
+        return not self.decodes and len(self.chunks) == 1 and self.chunks[0].end_row == self.positions.shape[0]
 
     def visible(self, window: int | None) -> VisibleKeys:
         """Returns masks of the keys that each query may see, in layers with the sliding window `window`, in tokens.

@@ -43,6 +43,7 @@ class TorchStepAttention:
         self._groups = groups
         self._sinks = sinks
         self._decoded = cache.format.decode
+        self._is_one_decode, self._is_one_chunk = groups.is_one_decode, groups.is_one_chunk
         self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
         self._cap = config.scales.attention_cap
         self._scale = config.scales.attention
@@ -53,9 +54,9 @@ class TorchStepAttention:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
         sinks = None if self._sinks is None else self._sinks[layer]
         visible = self._visible_by_window[self._config.windows[layer]]
-        if self._groups.is_one_decode(len(query)):
+        if self._is_one_decode:
             return self._decode(query, (keys, values), self._groups.decodes[0], visible.decodes[0], sinks).flatten(1)
-        if self._groups.is_one_chunk(len(query)):
+        if self._is_one_chunk:
             return self._chunk(query, (keys, values), self._groups.chunks[0], visible.chunks[0], sinks).flatten(1)
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
@@ -83,7 +84,7 @@ class TorchStepAttention:
     ) -> torch.Tensor:
         """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
         kv_heads = self._config.num_kv_heads
-        grouped = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
+        grouped = query.view(query.shape[0], kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
         keys, values = (self._keys_of_heads(one, chunk).expand(-1, grouped.shape[1], -1, -1) for one in pages)
         own_sinks = None if sinks is None else sinks.view(kv_heads, -1, 1, 1)
         mixed = self._mix(grouped, keys, values, mask, own_sinks)  # [kv_heads, group, queries, head_dim]

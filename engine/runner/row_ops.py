@@ -152,7 +152,7 @@ class TorchStepRows:
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, qk_norm: torch.Tensor | None) -> torch.Tensor:
         config = self._config
-        heads = qkv.view(len(qkv), -1, config.head_dim)  # [num_tokens, heads + 2 * kv_heads, head_dim]
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)  # [num_tokens, heads + 2 * kv_heads, head_dim]
         num_rotated = config.num_heads + config.num_kv_heads
         queries_and_keys, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if qk_norm is not None:

@@ -11,9 +11,9 @@ NULL_PAGE = 99
 FREE = BatchInvariance(1, 1)
 
 
-def groups_of(*pieces: RequestSlice, rules: BatchInvariance = FREE) -> KeyGroups:
+def groups_of(*pieces: RequestSlice, rules: BatchInvariance = FREE, num_padding: int = 0) -> KeyGroups:
     return KeyGrouper(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"), rules=rules).group(
-        batch_of(pieces)
+        batch_of(pieces, num_padding)
     )
 
 
@@ -44,3 +44,16 @@ def test_a_chunk_is_causal_from_its_own_start() -> None:
     (chunk,) = groups.chunks
     assert chunk.visible.sum(dim=-1).tolist() == [3, 4]
     assert chunk.num_keys == 4
+
+
+def test_steps_of_one_kind_are_known_as_such() -> None:
+    """Rows that all decode, or that are one prompt's, need no further arrangement; a second chunk, a draft behind a chunk,
+    rows of both kinds, or padding do."""
+    decoding, prompt, drafts = piece("a", 5, 1, [1, 2]), piece("b", 0, 3, [3]), piece("c", 0, 4, [4], num_drafts=1)
+    mixed = [groups_of(*step) for step in ((prompt, prompt), (decoding, prompt), (drafts,))]
+    padded = [groups_of(one, num_padding=2) for one in (decoding, prompt)]
+
+    alone = [groups_of(decoding, decoding), groups_of(prompt)]
+
+    assert [(groups.is_one_decode, groups.is_one_chunk) for groups in alone] == [(True, False), (False, True)]
+    assert not any(groups.is_one_decode or groups.is_one_chunk for groups in (*mixed, *padded))
