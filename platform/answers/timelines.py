@@ -82,7 +82,9 @@ class GenerationTimeline(Answer):
     drafted_tokens: int
     accepted_tokens: int
     detokenise_ms: float | None = absent()
-    """How long it took to turn tokens into text and calls, by every sixteenth call; of a traced request, as `engines`."""
+    """How long it took to turn tokens into text and calls: an estimate from some of the steps, of a traced request, as
+    `engines`.
+    """
     detokenise_calls: int | None = absent()
     engines: tuple[EngineRun, ...] = ()
 

@@ -8,7 +8,7 @@ Invariant: a token is counted when the engine sends it, even if the caller never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random, SystemRandom
@@ -22,7 +22,6 @@ from graftwork.engine.core.events import (
     PromptEmbedded,
     RequestFinished,
     StepsTraced,
-    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
@@ -49,7 +48,7 @@ from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.generation.reasoning import ReasoningModel, ReasoningPlan, plan_reasoning
 from graftwork.sessions.generation.request import GenerationRequest
-from graftwork.sessions.generation.tracer import GenerationTracer, TimedPush
+from graftwork.sessions.generation.tracer import GenerationTracer
 from graftwork.sessions.generation.usage import EngineUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
@@ -196,13 +195,7 @@ class Generation:
         """
         tracer = self._tracer = GenerationTracer(self.request.trace, self.request.request_id)
         parser = OutputParser(self._generator.tokenizer, self._rules())
-        push: TimedPush = parser.push
-
-        def measured(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Iterable[OutputEvent]:
-            nonlocal push
-            push = parser.push
-            return tracer.measured(parser.push, token_ids, logprobs)
-
+        tracer.time(parser.push)
         try:
             scored_ids = None if self.request.sampling.prompt_logprobs is None else self.request.prompt_token_ids
             prompt = None if scored_ids is None else PromptLogprobCollector(self._generator.tokenizer, scored_ids)
@@ -216,13 +209,12 @@ class Generation:
                         yield reported
                     if isinstance(event, TokensGenerated):
                         self._count_tokens(event)
-                        for output in push(event.token_ids, event.logprobs):
+                        for output in tracer.push(event.token_ids, event.logprobs):
                             yield output
                         if parser.is_over:
                             break
                     elif isinstance(event, PromptAdmitted):
                         self._count_prompt(event)
-                        push = measured if tracer.is_timed else push
                         yield event
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
@@ -231,7 +223,6 @@ class Generation:
                         self._embedding = event.values
                     elif isinstance(event, StepsTraced):
                         tracer.add_steps(event)
-                        push = measured
         except GraftworkError as error:
             self._count_failure(error)
             if isinstance(error, InvalidRequest) and self.request.grammar is not None:

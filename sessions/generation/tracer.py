@@ -18,6 +18,7 @@ from graftwork.sessions.generation.usage import Usage
 
 Push = Callable[[Sequence[int], Sequence[TokenLogprobs]], list[OutputEvent]]
 """Reads the tokens of one step, and returns their events, as `OutputParser.push` does."""
+
 TimedPush = Callable[[Sequence[int], Sequence[TokenLogprobs]], Iterable[OutputEvent]]
 """The same, perhaps with its time measured."""
 
@@ -30,25 +31,33 @@ _FIGURES = EngineSpan._fields[3:]
 class GenerationTracer:
     """Notes when one generation did what."""
 
+    push: TimedPush
+    """Reads the tokens of one step, and returns their events: those of the first step and of one after each report of the
+    engine with their time measured, if the request is traced.
+    """
+
     def __init__(self, trace: RequestTrace, generation_id: str) -> None:
         """The generation is sent to the engine now."""
         self._trace = trace
         self._generation = trace.generation(generation_id)
         trace.mark(Stage.START)
 
-    @property
-    def is_timed(self) -> bool:
-        return self._trace.is_traced
+    def time(self, push: Push) -> None:
+        """Reads the tokens of each step with `push`."""
+        self._push = self.push = push
 
-    def measured(
-        self, push: Push, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> Iterator[OutputEvent]:
-        """Yields the events of one step as `push` returns them. Notes how long that took, and if each event is written to
-        the client as it comes, how long their reader had them.
+    def _measure_next(self) -> None:
+        if self._trace.is_traced:
+            self.push = self._measured
+
+    def _measured(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Iterator[OutputEvent]:
+        """Yields the events of one step. Notes how long the parser took, and if each event is written to the client as it
+        comes, how long their reader had them.
         """
+        self.push = self._push
         now, generation = self._trace.now, self._generation
         began_at = now()
-        events = push(token_ids, logprobs)
+        events = self._push(token_ids, logprobs)
         read_at = now()
         generation.detokenise.add(read_at - began_at)
         yield from events
@@ -66,6 +75,7 @@ class GenerationTracer:
             "recomputed": cache.recomputed_tokens,
         }
         generation.miss_reason = None if cache.miss_reason is None else str(cache.miss_reason)
+        self._measure_next()
 
     def first_token(self) -> None:
         self._trace.mark(Stage.PREFILL)
@@ -74,6 +84,7 @@ class GenerationTracer:
     def add_steps(self, event: StepsTraced) -> None:
         """Takes over what the engine reports of the request's steps."""
         self._generation.add_spans(event.run, self._trace.now() - event.sent_s, [_span(one) for one in event.spans])
+        self._measure_next()
 
     def ended(self, usage: Usage | None) -> None:
         """Notes the end of the engine's work. `usage` is None if the engine had admitted no prompt."""

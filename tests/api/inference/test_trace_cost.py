@@ -90,5 +90,5 @@ async def test_a_traced_token_pays_a_third_of_a_call(tenant: TestTenant, talker:
 
     assert talker.requests[-1].traced
     assert calls["GenerationTrace.add_spans"] == 4
-    assert calls["GenerationTracer.measured"] > 4
+    assert calls["GenerationTracer._measured"] > 4
     assert 0 < of_a_token < 1 / 3

@@ -22,15 +22,18 @@ def test_times_are_those_of_the_measured_tokens_for_all_steps(as_generated: bool
     """
     clock = ManualClock()
     trace = RequestTrace(TraceIds("req_1", "0" * 32), "POST", "/v1/chat/completions", clock)
-    trace.is_written_as_generated = as_generated
+    trace.is_traced, trace.is_written_as_generated = True, as_generated
     tracer = GenerationTracer(trace, "req_1")
 
     def push(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[OutputEvent]:
         clock.advance(PUSH_S)
         return [TextDelta("a")] * EVENTS
 
-    for _ in tracer.measured(push, [1], ()):
+    tracer.time(push)
+    tracer.admitted(CacheReport(recomputed_tokens=5))
+    for _ in tracer.push([1], ()):
         clock.advance(WRITE_S)
+    assert tracer.push == push  # the next step is not measured
     drafts = DraftReport(drafted_tokens=8, accepted_tokens=ACCEPTED)
     tracer.ended(Usage(CacheReport(recomputed_tokens=5), TOKENS, drafts))
     (generation,), steps = trace.generations, TOKENS - ACCEPTED
