@@ -36,7 +36,7 @@ class FirstTokenForecasts:
     def note(self, load: EngineLoad) -> None:
         """Takes the forecasts of a load that has just come."""
         self._by_line = {}
-        for line, wait_s, token_s, request_s, *_ in load.forecasts:  # a list from JSON; a later version may say more
+        for line, wait_s, token_s, request_s, *_ in load.forecasts:  # a later version may say more
             self._by_line[line] = FirstTokenForecast(line, wait_s, token_s, request_s)
         self._noted_at = self._clock.monotonic()
         self._sent.clear()
