@@ -35,8 +35,9 @@ class FirstTokenForecasts:
 
     def note(self, load: EngineLoad) -> None:
         """Takes the forecasts of a load that has just come."""
-        found = (FirstTokenForecast(*forecast[: len(FirstTokenForecast._fields)]) for forecast in load.forecasts)
-        self._by_line = {forecast.line: forecast for forecast in found}
+        self._by_line = {}
+        for line, wait_s, token_s, request_s, *_ in load.forecasts:  # a later version may say more
+            self._by_line[line] = FirstTokenForecast(line, wait_s, token_s, request_s)
         self._noted_at = self._clock.monotonic()
         self._sent.clear()
 
