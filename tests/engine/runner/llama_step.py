@@ -21,7 +21,7 @@ from graftwork.engine.lora.triton.backend import build_triton_lora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import BatchInvariance, Linear
 from graftwork.engine.model.mlp_weights import DenseWeights
-from graftwork.engine.model.projections import GROUPS, GroupShape
+from graftwork.engine.model.projections import GroupShape, layer_groups
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
@@ -84,7 +84,7 @@ def adapter(
     """An adapter of all linear layers. With `has_columns` it also scales output columns; rank 0 does only that."""
     deltas: dict[tuple[int, str], GroupDelta] = {}
     empty = partial(torch.empty, dtype=dtype, device=DEVICE)
-    for group in GROUPS:
+    for group in layer_groups(model, 0):
         shape = GroupShape.of(model, group.targets)
         starts = [sum(shape.widths[:index]) for index in range(len(shape.widths))]
         slices = [
