@@ -82,7 +82,8 @@ class ExpertReader:
         gate_up = [self._read(f"{module}.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]
         down = self._read(f"{module}.down_proj.weight", hidden, inner)
         gate = self._padded(f"{prefix}.{names.shared_gate}", "shared_gate", self._dtype) if shared.has_gate else None
-        return SharedWeights(DenseWeights[AnyLinear](Linear(torch.cat(gate_up)), Linear(down)), gate)
+        mlp: DenseWeights[AnyLinear] = DenseWeights(Linear(torch.cat(gate_up)), Linear(down))
+        return SharedWeights(mlp, gate)
 
     def _experts_of(self, prefix: str) -> Iterator[DenseWeights[Linear]]:
         """Yields the experts of one layer."""

@@ -232,7 +232,7 @@ class _TensorReader:
         if self.config.is_routed(index):
             return ExpertReader(self.reader, self.config, self.device, self.dtype).layer(index)
         prefix = f"model.layers.{index}.mlp"
-        return DenseWeights[AnyLinear](self.fused(prefix, "gate_proj", "up_proj"), self.fused(prefix, "down_proj"))
+        return DenseWeights(self.fused(prefix, "gate_proj", "up_proj"), self.fused(prefix, "down_proj"))
 
     def qk_norm(self, prefix: str) -> torch.Tensor:
         config = self.config
