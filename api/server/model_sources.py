@@ -72,21 +72,33 @@ def _from_hub(reference: ModelReference, endings: tuple[str, ...]) -> Path:
     repository, revision = reference.repository, reference.revision or "main"
     patterns = [f"*{ending}" for ending in endings]
     wanted: dict[str, Any] = {"revision": revision, "allow_patterns": patterns, "ignore_patterns": list(_IGNORED)}
-    if _COMMIT.fullmatch(revision):
-        try:
-            return Path(str(snapshot_download(repository, local_files_only=True, **wanted)))
-        except errors.LocalEntryNotFoundError:
-            pass  # it is fetched now
+    if _COMMIT.fullmatch(revision) and (kept := _kept(repository, wanted)) is not None:
+        return kept
     try:
         folder = Path(str(snapshot_download(repository, **wanted)))
-    except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # type: ignore[attr-defined]  # the transport's errors
-        raise _hub_error(reference, error) from error
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # type: ignore[attr-defined]  # of the transport
+        found = _hub_error(reference, error)
+        kept = _kept(repository, wanted) if isinstance(found, Unavailable) else None
+        if kept is None:
+            raise found from error
+        logger.warning("the Hub does not answer (%s); what was fetched before is served", _first_line(error))
+        return kept
     if not _COMMIT.fullmatch(revision):
         logger.warning(
             "the model %s is at commit %s now; --model hf:%s@%s serves the same weights at each start",
             *(reference, folder.name, repository, folder.name),
         )
     return folder
+
+
+def _kept(repository: str, wanted: dict[str, Any]) -> Path | None:
+    """Returns the folder of a model that is whole on this machine, without asking the Hub; None if it is not."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(str(snapshot_download(repository, local_files_only=True, **wanted)))
+    except errors.LocalEntryNotFoundError:
+        return None
 
 
 def _hub_error(reference: ModelReference, error: Exception) -> GraftworkError:

@@ -18,7 +18,9 @@ keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show
 replicas drain|adapters push|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
 adapters rollouts start|adapters rollouts list|adapters rollouts show|adapters rollouts cancel|adapters verify|
 sessions list|sessions show|sessions chat|sessions close|
-batches submit|batches list|batches show|batches cancel|batches results""".replace("\n", "").split("|")
+batches submit|batches list|batches show|batches cancel|batches results|
+organisations create|organisations list|organisations show|organisations rename|organisations delete|organisations tenants|
+organisations add|organisations remove|webhooks set|webhooks show|webhooks delete""".replace("\n", "").split("|")
 
 
 def commands_of(group: Any, path: str = "") -> dict[str, Any]:
@@ -60,14 +62,18 @@ def test_every_option_is_explained(command: str) -> None:
 DIFFERENT = {
     "--agents": 2,  # agents of sessions, and of the chaos
     "--alias": 2,  # of a push, and of a roll-out
+    "--currency": 2,  # of prices, and of budgets
     "--demo": 2,  # to serve the model, and to check an adapter against it
     "--dtype": 2,  # to plan for, and to load
     "--expires-at": 2,  # of a key, and of its successor
     "--from": 2,  # prices, and usage
+    "--html": 2,  # a page of a benchmark, and of usage
+    "--key": 2,  # to send, and whose limits are meant
     "--limit": 2,  # sessions, and audit entries
     "--model": 3,  # a folder, a folder that needs no weights, and a name
     "--name": 4,  # a fleet, a key, an adapter, and a part of its name
     "--outstanding": 2,  # while the capacity is measured, and all the time
+    "--output": 2,  # tokens of a request, and a file
     "--plot": 2,  # charts, and bars
     "--png": 2,
     "--replicas": 2,  # of one machine, and of a cluster

@@ -29,6 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/sessions/{session_id}/fork": {},
     "POST /v1/sessions/{session_id}/rewind": {},
     "POST /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
+    "POST /v1/embeddings": {"input": "x"},
     "POST /v1/tokenize": {"text": "x"},
     "POST /v1/detokenize": {"tokens": [1]},
 }

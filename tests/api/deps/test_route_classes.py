@@ -95,7 +95,7 @@ async def test_suspended_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 
 async def test_unknown_routes(gateway: Gateway, tenant: TestTenant) -> None:
     """An unknown route is a 404 in our shape, and a wrong method a 405."""
-    for path in ("/v1", "/v1/embeddings", "/v1/models/", "/v2/models", "/v1/adapters/a/b/c/d", "/doc"):
+    for path in ("/v1", "/v1/images/generations", "/v1/models/", "/v2/models", "/v1/adapters/a/b/c/d", "/doc"):
         answer = await tenant.client.get(path)
 
         assert (answer.status_code, check_shape(answer)["type"]) == (404, "not_found_error"), path

@@ -17,7 +17,7 @@ NEEDED = {
     Scope.READ: re.compile(r"GET /v1/(sessions|responses|conversations|files|batches|messages/batches)\b.*"),
     Scope.INFERENCE: re.compile(
         r"(POST|PATCH|DELETE) "
-        r"/v1/(sessions|responses|conversations|chat|completions|messages|tokenize|detokenize|files|batches)\b.*"
+        r"/v1/(sessions|responses|conversations|chat|completions|embeddings|messages|tokenize|detokenize|files|batches)\b.*"
     ),
 }
 

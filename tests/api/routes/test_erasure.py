@@ -11,6 +11,8 @@ import httpx
 import pytest
 from sqlalchemy import inspect, text
 
+from graftwork.platform.alerts.budget_alerts import BudgetAlerts
+from graftwork.platform.alerts.sender import AlertSender
 from graftwork.platform.batches.batch import LineOutcome
 from graftwork.platform.batches.claims import BatchClaims
 from graftwork.platform.database import Base, Database
@@ -186,7 +188,11 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     steps = [{"weight": 50, "seconds": 60}]
     started = await client.post("/v1/adapters/pirate/rollouts", json={"version": 2, "steps": steps})
     assert started.status_code == 201, started.text
-    await gateway.admin.put(f"{TENANTS}/{tenant.id}/quota", json={"max_sessions": 100})
+    limits = {"max_sessions": 100, "soft_budget": "0.000001", "currency": "USD"}
+    await gateway.admin.put(f"{TENANTS}/{tenant.id}/quota", json=limits)
+    await gateway.admin.put(f"{TENANTS}/{tenant.id}/user_quota?user={SECRET}", json={"requests_per_minute": 100})
+    hook = await gateway.admin.put(f"{TENANTS}/{tenant.id}/webhook", json={"url": "https://hooks.example.com/"})
+    assert hook.status_code == 200, hook.text
     prices = {"currency": "USD", "rates": {"input": "1", "output": "1"}, "tenant_id": tenant.id}
     await gateway.admin.post("/v1/admin/prices", json=prices)
     session = (await client.post("/v1/sessions", json={"model": "tiny", "tools": tools})).json()["id"]
@@ -207,6 +213,9 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     items = f"/v1/conversations/{conversation}/items"
     hidden = (await client.get(items)).json()["data"][0]["id"]
     assert (await client.delete(f"{items}/{hidden}")).status_code == 200
+    server, admin = gateway.resources.server, gateway.resources.admin
+    sender = AlertSender(server.clock, ())
+    await BudgetAlerts(server.database, server.clock, admin.pepper, sender).watch()
 
 
 async def rows_by_table(database: Database, tenant_id: str) -> dict[str, int]:
@@ -220,7 +229,8 @@ async def rows_by_table(database: Database, tenant_id: str) -> dict[str, int]:
                 else set()
             )
             owner = next(
-                (name for name in ("tenant_id", "owner") if name in columns), "id" if table == "tenants" else None
+                (name for name in ("tenant_id", "owner", "owner_id") if name in columns),
+                "id" if table == "tenants" else None,
             )
             if owner is not None:
                 count = text(f"SELECT count(*) FROM {table} WHERE {owner} = :tenant")

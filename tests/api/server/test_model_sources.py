@@ -56,13 +56,17 @@ class FakeHub:
         """What was asked for, in order."""
         self.status: int | None = None
         """The status of every answer, for a Hub with a fault."""
+        self.is_away = False
+        """Whether connections end without an answer."""
         self.breaks_at: str | None = None
         """A file of which the Hub sends half, once."""
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.partition("?")[0]
         self.paths.append(path)
-        if self.status is not None:
+        if self.is_away:
+            request.close_connection = True  # without an answer
+        elif self.status is not None:
             request.send_error(self.status)
         elif path.startswith("/api/models/acme/tiny/revision/"):
             revision = path.rpartition("/")[2]
@@ -177,7 +181,7 @@ def test_a_branch_is_followed_and_its_commit_named(hub: tuple[FakeHub, str], tmp
     first = machine.fetch("hf:acme/tiny")
     fake.head = COMMITS[1]
     second = machine.fetch("hf:acme/tiny@main")
-    fake.status = 500
+    fake.is_away = True
     third = machine.fetch("hf:acme/tiny")
 
     assert [Path(found[1]).name for found in (first, second, third)] == [COMMITS[0], COMMITS[1], COMMITS[1]]
@@ -216,7 +220,7 @@ def test_a_fetch_that_broke_off_is_not_served(hub: tuple[FakeHub, str], tmp_path
     [
         ("hf:acme/nobody@main", None, "InvalidRequest The model acme/nobody is not on the Hub"),
         ("hf:acme/tiny@v9", None, "InvalidRequest The model acme/tiny has no revision v9"),
-        (f"hf:acme/tiny@{COMMITS[0]}", 500, "Unavailable The model acme/tiny is not whole on this machine"),
+        (f"hf:acme/tiny@{COMMITS[0]}", 403, "Unavailable The model acme/tiny is not whole on this machine"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_in_one_sentence(

@@ -18,7 +18,7 @@ from graftwork.api.sdk.transport.errors import AuthenticationError
 from graftwork.engine.kernels.machine_report import MachineReport
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.quotas import redis_quotas
+from graftwork.platform.quotas import redis_connection
 from graftwork.platform.settings.settings import Settings
 from tests.api.cli.conftest import Graftwork
 from tests.api.cli.live_gateway import LiveGateway
@@ -213,7 +213,7 @@ def test_a_redis_with_another_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     async def theirs(*_: object) -> float:
         return 60.0
 
-    monkeypatch.setattr(redis_quotas, "redis_time", theirs)
+    monkeypatch.setattr(redis_connection, "redis_time", theirs)
 
     with pytest.raises(Amiss, match="its clock differs by") as caught:
         services.check_redis(Settings(data_dir=tmp_path, redis_url="redis://unused"))
