@@ -80,8 +80,19 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
     async with open_gateway(gateway_settings(tmp_path, tiny_model)):
         during = sweeps()
 
-    names = ("deleted adapters", "deleted tenants", "idempotency keys", "responses", "sessions", "usage journals")
-    assert during == [f"the sweep of {name}" for name in names]
+    kinds = ("adapters", "tenants")
+    rows = (
+        "batches",
+        "files",
+        "idempotency keys",
+        "old alerts",
+        "old months",
+        "responses",
+        "sessions",
+        "usage journals",
+    )
+    names = (*(f"deleted {kind}" for kind in kinds), *rows)
+    assert during == sorted(f"the sweep of {name}" for name in names)
     assert sweeps() == []
 
 
