@@ -30,7 +30,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
     "huggingface_hub": ("api/server/model_sources.py",),
-    "obstore": ("engine/kv/disk/bucket.py",),
+    "obstore": ("engine/kv/disk/bucket.py", "api/server/model_sources.py"),
     "prometheus_client": ("platform/*",),
     "opentelemetry": ("platform/tracing/*",),
     **dict.fromkeys(("transformers", "peft", "pickle", "shelve", "multiprocessing"), ()),

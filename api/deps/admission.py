@@ -5,7 +5,7 @@
     async def create_chat_completion(...)
 
 A tenant that floods the server thus costs no read of the database, no parse of a body and no thread, and its refusals
-stay fast. The check knows the tenant by a key that was right seconds ago (see `platform/tenancy/recent_keys.py`). For
+stay fast. The check knows the tenant by a key that was right seconds ago (see `platform/tenancy/verified_keys.py`). For
 other keys it does nothing.
 Also reads the deadline of the first token, which the engine checks when the request arrives there.
 Invariant: the place that a request takes here is its own until it ends, so a request that passes is not refused later,

@@ -1,15 +1,35 @@
-"""Says what is erased of a deleted tenant, besides the rows of `platform/tenancy`: its sessions, adapters, files,
-batches, cached KV, timelines, the checks of its schemas, the names in its usage records, and its webhook with its alerts.
+"""Erases what deleted tenants have left, also on engines that were away when they were deleted.
+
+    sweep ──► TenantErasure: all engines of the fleet
+        └───► engines that have come since the last sweep ──► forget the KV of all tenants that were deleted lately
+
+`tenant_erasure` says what is erased besides the rows of `platform/tenancy`.
+An engine that scaling has ended, or whose machine was off, keeps its KV files. The deleted tenants in the database say
+what it must forget when it comes back.
+Owns nothing but the mark of each engine that was told. Never waits for an engine before it gets requests: nobody can ask
+for the KV of a deleted tenant.
 """
+
+import logging
 
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.server.foundation import Foundation
+from graftwork.engine.core.client import EngineClient
+from graftwork.engine.fleet.client import FleetClient
+from graftwork.engine.fleet.members import Member
 from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.batches.batches import BatchKeeper
+from graftwork.platform.errors import Unavailable
+from graftwork.platform.ids import TenantId
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.principals import TenantScope, isolation_of
 from graftwork.sessions.service import SessionService
+
+_log = logging.getLogger(__name__)
+
+TOLD_FOR_S = 90 * 86400.0
+"""For so many seconds after a tenant's deletion, engines that come back are told of it."""
 
 
 def tenant_erasure(
@@ -37,3 +57,35 @@ def tenant_erasure(
             "webhooks": Webhooks(base.database, base.clock, inference.pepper).erase,
         },
     )
+
+
+class LateErasure:
+    """Sweeps on behalf of one gateway."""
+
+    def __init__(self, erasure: TenantErasure, engine: EngineClient, pepper: bytes) -> None:
+        self._erasure = erasure
+        self._engine = engine
+        self._pepper = pepper
+
+    async def sweep(self) -> None:
+        """Erases as much as it can of all deleted tenants, and tells engines that have come back. Call it repeatedly."""
+        await self._erasure.sweep()
+        if not isinstance(self._engine, FleetClient):
+            return  # the erasure waits until the only engine answers
+        members = self._engine.membership.members.values()
+        new = [one for one in members if one.description is not None and not one.knows_deletions]
+        if not new:
+            return
+        deleted = await self._erasure.deleted_within(TOLD_FOR_S)
+        for member in new:
+            await self._tell(member, deleted)
+
+    async def _tell(self, member: Member, deleted: list[TenantId]) -> None:
+        member.knows_deletions = True  # first: an engine that is lost meanwhile must be told again
+        try:
+            for tenant_id in deleted:
+                await member.client.forget_domain(isolation_of(tenant_id, self._pepper))
+        except Unavailable as error:
+            member.knows_deletions = False
+            extra = {"replica": member.replica_id, "reason": error.message}
+            _log.warning("replica_not_told_of_deletions", extra=extra)

@@ -31,10 +31,9 @@ from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
-from graftwork.api.server.erasing import tenant_erasure
+from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
-from graftwork.api.server.late_erasure import LateErasure
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
 
@@ -77,6 +77,15 @@ def _host(text: str) -> tuple[str, int]:
     return parts.hostname, parts.port or _SENTINEL_PORT
 
 
+async def close(redis: AnyRedis) -> None:
+    """Closes all connections of a client, those to Sentinels too, which the client itself leaves open."""
+    await redis.aclose()
+    pool = redis.connection_pool if isinstance(redis, Redis) else None
+    if isinstance(pool, SentinelConnectionPool):
+        for sentinel in pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
+
 def not_usable(error: Exception) -> Unavailable:
     """Returns the error for a Redis that cannot be used, with what to do."""
     return Unavailable(
@@ -97,4 +106,4 @@ async def redis_time(url: str, within_s: float) -> float:
     except REDIS_ERRORS as error:
         raise not_usable(error) from error
     finally:
-        await redis.aclose()
+        await close(redis)

@@ -26,7 +26,14 @@ from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.budget import MonthlyBudget, Reserved, ReservedCost, SpendLedger
 from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quota import WINDOW_S, Standing
-from graftwork.platform.quotas.redis_connection import LIMITS_UNAVAILABLE, REDIS_ERRORS, AnyRedis, connect, not_usable
+from graftwork.platform.quotas.redis_connection import (
+    LIMITS_UNAVAILABLE,
+    REDIS_ERRORS,
+    AnyRedis,
+    close,
+    connect,
+    not_usable,
+)
 
 LEASE_S = 30.0
 ANSWER_WITHIN_S = 5.0
@@ -293,7 +300,7 @@ class RedisQuotaKeeper:
     async def close(self) -> None:
         """Sends the ends of reservations that Redis has not confirmed, and closes all connections to Redis."""
         await self.keep_alive()
-        await self._redis.aclose()
+        await close(self._redis)
 
 
 def _microseconds(seconds: float) -> str:

@@ -23,8 +23,8 @@ from graftwork.platform.keys.console_tickets import (
 from graftwork.platform.keys.keys import KeyKind, key_digest
 from graftwork.platform.keys.wrong_keys import WrongKeyLimit
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
-from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tenancy.verified_keys import RecentKeys
 
 
 @dataclass(frozen=True, slots=True)

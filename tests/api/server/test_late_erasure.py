@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from graftwork.api.server.late_erasure import TOLD_FOR_S, LateErasure
+from graftwork.api.server.erasing import TOLD_FOR_S, LateErasure
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.tenancy.erasure import TenantErasure

@@ -42,7 +42,9 @@ def test_the_metrics_keep_their_names() -> None:
                 ("graph", "decoding"),
                 *(("eager", why) for why in ("prompt", "scores", "loads", "adapters", "rows", "no_graphs")),
             },
-            "graftwork_kernel_fallbacks": {(one,) for one in ("rows", "attention", "lora", "sampler", "graphs")},
+            "graftwork_kernel_fallbacks": {
+                (one,) for one in ("rows", "attention", "lora", "sampler", "graphs", "experts")
+            },
             "graftwork_draft_tokens_total": {("forced",), ("accepted",), ("rejected",)},
             "graftwork_engine_memory_bytes": {
                 *(("host", owner) for owner in ("weights", "device_kv", "host_kv", "adapters")),

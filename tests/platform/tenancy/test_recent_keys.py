@@ -2,7 +2,7 @@
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.recent_keys import RecentKeys
+from graftwork.platform.tenancy.verified_keys import RecentKeys
 
 ACME, UMBRELLA = TenantId("ten_acme"), TenantId("ten_umbrella")
 

@@ -20,9 +20,9 @@ from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import AdminPrincipal
-from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
+from graftwork.platform.tenancy.verified_keys import RecentKeys
 from graftwork.platform.tracing.logs import JsonFormatter
 
 PEPPER = b"a pepper for tests"
