@@ -26,15 +26,21 @@ Prompt = str | list[int]
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 _TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT_SCHEMA: dict[str, Any] = {
-    "title": "Prompt",
-    "anyOf": [
-        _TEXT,
-        _TOKEN_IDS,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
-        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
-    ],
-}
+
+
+def prompts_schema(title: str, most: int) -> dict[str, Any]:
+    """Returns the JSON Schema of a field with one prompt or up to `most`, each a text or a list of token ids."""
+    lists = [{"type": "array", "items": one, "minItems": 1, "maxItems": most} for one in (_TEXT, _TOKEN_IDS)]
+    return {"title": title, "anyOf": [_TEXT, _TOKEN_IDS, *lists]}
+
+
+def list_of_prompts(value: object) -> object:
+    """Puts a single prompt, a text or a list of token ids, into a list. Returns any other value as it is."""
+    is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
+    return [value] if isinstance(value, str) or is_ids else value
+
+
+PROMPT_SCHEMA = prompts_schema("Prompt", MAX_CHOICES)
 
 
 class CompletionRequest(SamplingBody, ResponseFormatBody, EndUserBody):
@@ -74,8 +80,7 @@ class CompletionRequest(SamplingBody, ResponseFormatBody, EndUserBody):
 
         A single prompt is a text or a list of token ids.
         """
-        is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
-        return [value] if isinstance(value, str) or is_ids else value
+        return list_of_prompts(value)
 
     @field_validator("logprobs", mode="before")
     @classmethod

@@ -1,27 +1,17 @@
 """Defines the body of `POST /v1/embeddings`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator
 
 from graftwork.api.schemas.base import EndUserBody, MixtureParts, TierName
-from graftwork.api.schemas.completions import Prompt
+from graftwork.api.schemas.completions import Prompt, list_of_prompts, prompts_schema
 from graftwork.engine.core.pooling import Pooling
 
 MAX_INPUTS = 2048
 """The most inputs of one request. OpenAI's API takes the same number."""
 
-_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-_TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_INPUT_SCHEMA: dict[str, Any] = {
-    "title": "Input",
-    "anyOf": [
-        _TEXT,
-        _TOKEN_IDS,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS},
-        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_INPUTS},
-    ],
-}
+_INPUT_SCHEMA = prompts_schema("Input", MAX_INPUTS)
 
 
 class EmbeddingsRequest(EndUserBody):
@@ -52,8 +42,7 @@ class EmbeddingsRequest(EndUserBody):
     @classmethod
     def wrap_single_input(cls, value: object) -> object:
         """Puts a single input into a list, so that `input` is always a list of inputs."""
-        is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
-        return [value] if isinstance(value, str) or is_ids else value
+        return list_of_prompts(value)
 
     @property
     def pooled_by(self) -> Pooling:
