@@ -57,7 +57,7 @@ from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
-from graftwork.sessions.text.encoding import PromptEncoding
+from graftwork.sessions.text.encoding import PromptEncoding, TextPrompt
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
@@ -190,6 +190,23 @@ class InferenceResources:
                 raise InvalidRequest("The base model is no adapter: leave it out.", param=f"adapters[{index}].model")
             mixed.append((found.version, part.weight))
         return ResolvedModel(model, None, tuple(mixed))
+
+    async def encode(
+        self, principal: Principal, prompt: str | Sequence[int], param: str, *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Returns the token ids of a prompt, which may be token ids already. `param` is the prompt's field.
+
+        Raises InvalidRequest for an empty prompt or an unknown token id.
+        """
+        if isinstance(prompt, str):
+            text = TextPrompt(prompt, add_special_tokens=add_special_tokens)
+            token_ids = await self.accounting.encode(principal, self.encoding, text)
+        else:
+            token_ids = tuple(prompt)
+            self.check_token_ids(token_ids, param)
+        if not token_ids:
+            raise InvalidRequest(f"The {param} is empty: send at least one token.", param=param)
+        return token_ids
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Checks that all ids are in the model's vocabulary. Raises InvalidRequest, which names the field `param`."""

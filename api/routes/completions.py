@@ -16,12 +16,10 @@ from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion
-from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import OutputConstraints
 from graftwork.sessions.generation.sampling import token_budget
-from graftwork.sessions.text.encoding import TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -62,7 +60,10 @@ async def completion_inference(
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     constraints = OutputConstraints(response_format=body.response_format_fields())
     output = await resources.planner.of(principal.tenant_id).plan_off_loop(constraints)
-    prompts = tuple([await _encode_prompt(prompt, body, resources, principal) for prompt in body.prompt])
+    marks = body.add_special_tokens is not False
+    prompts = tuple(
+        [await resources.encode(principal, prompt, "prompt", add_special_tokens=marks) for prompt in body.prompt]
+    )
     context_tokens = resources.description.context_tokens
     budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]
     most_tokens = max(budget.max_tokens for budget in budgets)  # the engine ends each answer at the context's end
@@ -78,21 +79,6 @@ async def completion_inference(
         stop_logprobs=bool(body.echo),
         expected_tokens=sum(budget.expected_tokens for budget in budgets),
     )
-
-
-async def _encode_prompt(
-    prompt: Prompt, body: CompletionRequest, resources: InferenceResources, principal: Principal
-) -> tuple[int, ...]:
-    """Encodes one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
-    if isinstance(prompt, str):
-        text = TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
-        token_ids = await resources.accounting.encode(principal, resources.encoding, text)
-    else:
-        token_ids = tuple(prompt)
-        resources.check_token_ids(token_ids, "prompt")
-    if not token_ids:
-        raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
-    return token_ids
 
 
 def completion_form(

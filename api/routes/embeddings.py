@@ -27,7 +27,6 @@ from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.generator import GenerationFinished
-from graftwork.sessions.text.encoding import TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -83,14 +82,8 @@ async def _encode(
     text: Prompt, body: EmbeddingsRequest, resources: InferenceResources, principal: Principal
 ) -> tuple[int, ...]:
     """Encodes one input. Raises InvalidRequest if it is empty, has an unknown token id, or is longer than the context."""
-    if isinstance(text, str):
-        prompt = TextPrompt(text, add_special_tokens=body.add_special_tokens is not False)
-        token_ids = await resources.accounting.encode(principal, resources.encoding, prompt)
-    else:
-        token_ids = tuple(text)
-        resources.check_token_ids(token_ids, "input")
-    if not token_ids:
-        raise InvalidRequest("An input is empty: send at least one token.", param="input")
+    marks = body.add_special_tokens is not False
+    token_ids = await resources.encode(principal, text, "input", add_special_tokens=marks)
     if len(token_ids) > resources.description.context_tokens:
         raise ContextLengthExceeded.of_prompt(
             len(token_ids), resources.description.context_tokens, "input", max_tokens=0
