@@ -21,7 +21,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 
 _KEY_BLOCK = 32
 """Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order.
@@ -136,7 +136,7 @@ class KeyGrouper:
 
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
         """Groups queries whose page tables are padded to the same length."""
-        if self._rules.allows_any_shape:
+        if self._rules.attends_in_any_shape:
             whole = pages_for(_KEY_BLOCK, self._page_tokens)
             for group in _groups(queries):
                 most = max(query.num_pages for query in group)

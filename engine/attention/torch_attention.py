@@ -132,15 +132,17 @@ def attention_in_fp32(
 
     query: [batch, heads, queries, head_dim]; keys, values: [batch, heads, keys, head_dim]; attn_mask: True where a key
     may be seen; sinks: fp32 logits without values, to be broadcast to [batch, heads, queries, 1]. Returns [batch, heads,
-    queries, head_dim] in the dtype of `query`.
+    queries, head_dim] in the dtype of `query`. Operands are arranged in one way first: the library multiplies others in
+    another order, and how pages were gathered would decide.
     """
-    scores = (query.float() @ keys.float().transpose(-1, -2)) * scale
+    query32, keys32, values32 = (one.float().contiguous() for one in (query, keys, values))
+    scores = (query32 @ keys32.transpose(-1, -2)) * scale
     if cap is not None:
         scores = torch.tanh(scores / cap) * cap
     scores = scores.masked_fill(~attn_mask, float("-inf"))
     if sinks is None:
-        return (scores.softmax(dim=-1) @ values.float()).to(query.dtype)
+        return (scores.softmax(dim=-1) @ values32).to(query.dtype)
     peaks = torch.maximum(scores.amax(dim=-1, keepdim=True), sinks)
     weights = torch.exp(scores - peaks)
     masses = weights.sum(dim=-1, keepdim=True) + torch.exp(sinks - peaks)
-    return ((weights / masses) @ values.float()).to(query.dtype)
+    return ((weights / masses) @ values32).to(query.dtype)

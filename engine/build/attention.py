@@ -14,8 +14,8 @@ from graftwork.engine.attention.key_groups import KeyGrouper
 from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def build_attention(
 
 def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Sinks) -> AttentionBackend:
     memory = storage.device_memory
-    rules = BatchInvariance.of(torch.float32 if scores_need_fp32(model) else dtype)
+    rules = BatchInvariance.of(torch.float32 if scores_need_fp32(model) else dtype, memory.device)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
     return TorchAttention(model, storage.cache, grouper, sinks)
 

@@ -13,8 +13,8 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.torch_backend import TorchLora
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
     wanted = config.kernels_for("lora")
     if wanted not in _CHOICES:
         raise InvalidRequest(f"kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="kernels")
-    rules = BatchInvariance.of(dtype)
+    rules = BatchInvariance.of(dtype, device)
     plain = TorchLora(PackCache(PACK_BYTES, rules.min_columns), rules)
     kernels = _kernels_of(device) if wanted == "auto" else wanted
     if kernels == "torch":
@@ -59,7 +59,7 @@ def build_probe_lora(
 
     On a CPU, torch stands for the compiled kernel.
     """
-    rules = BatchInvariance.of(dtype)
+    rules = BatchInvariance.of(dtype, device)
     plain = TorchLora(PackCache(0, rules.min_columns), rules)
     if device.type != "cuda" or isinstance(served, TorchLora):
         return plain

@@ -29,8 +29,8 @@ from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.pool import ResidentAdapters
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
 from graftwork.engine.lora.torch_backend import TorchLora
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
@@ -128,7 +128,7 @@ class RunnerParts:
         return GraphBuild(packed, storage.cache.gates, self.limits)
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
-        memory, rules = storage.device_memory, BatchInvariance.of(self.dtype)
+        memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
             Decoder(self.model, self.weights, rows, self.on_layer),

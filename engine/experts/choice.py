@@ -5,6 +5,7 @@ Owns nothing. Invariant: the choice for a token depends on its own logits alone.
 
 import torch
 
+from graftwork.engine.model.batch_invariance import sigmoid
 from graftwork.engine.model.experts import RouterScore, RouterSpec
 
 _BEST_OF_GROUP = 2
@@ -26,7 +27,7 @@ def choose(
             best, chosen = torch.topk(logits, spec.num_chosen, dim=-1)
             return chosen, best.softmax(dim=-1)
         case RouterScore.SIGMOID:
-            scores = logits.sigmoid()
+            scores = sigmoid(logits)
             ranked = scores if correction is None else scores + correction
             chosen = torch.topk(_in_best_groups(ranked, spec), spec.num_chosen, dim=-1).indices
             weights = scores.gather(1, chosen)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from graftwork.engine.experts.routes import ExpertRun
-from graftwork.engine.model.layers import BatchInvariance, Linear, usual_rows
+from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.layers import Linear, usual_rows
 
 
 def run_length(rules: BatchInvariance, *, is_packed: bool) -> Callable[[int], int]:
@@ -19,7 +20,7 @@ def run_length(rules: BatchInvariance, *, is_packed: bool) -> Callable[[int], in
     """
 
     def padded(num_rows: int) -> int:
-        least = max(num_rows, rules.min_rows)
+        least = rules.rows(num_rows)
         return usual_rows(least) if is_packed else least
 
     return padded

@@ -20,7 +20,7 @@ from graftwork.engine.experts.routes import HostRows, Numbers
 from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import ExpertDelta
 from graftwork.engine.lora.segments import Segment
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 
 ExpertKey = tuple[int, str]
 """A layer and one of EXPERT_GROUPS, as in ResidentAdapter.experts."""
@@ -90,7 +90,7 @@ class RoutedTorch:
     def _delta(self, inputs: torch.Tensor, delta: ExpertDelta, expert: int, weight: float) -> torch.Tensor:
         """Returns one adapter's change of the outputs of one expert: [num_rows, out_features]."""
         A, B = delta.A[expert], delta.B[expert]  # [ranks, in_features], [ranks, out_features]
-        no_rows, no_ranks = max(self._rules.min_rows - len(inputs), 0), max(self._rules.min_columns - len(A), 0)
+        no_rows, no_ranks = self._rules.rows(len(inputs)) - len(inputs), max(self._rules.min_columns - len(A), 0)
         v = functional.pad(inputs, (0, 0, 0, no_rows)) @ functional.pad(A, (0, 0, 0, no_ranks)).t()  # [rows, ranks]
         if delta.scales is not None:
             v[:, : len(A)] *= delta.scales[expert]

@@ -25,7 +25,7 @@ from graftwork.engine.lora.expert_deltas import RoutedLora, RoutedTorch, RowOwne
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache, copied_early
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 
@@ -276,7 +276,7 @@ class LoraBatch:
 
     def _product(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         """Returns x @ matrix. The bits of a row do not depend on the number of rows."""
-        missing = self._rules.min_rows - len(x)
+        missing = self._rules.rows(len(x)) - len(x)
         if missing <= 0:
             return torch.mm(x, matrix)
         return torch.mm(functional.pad(x, (0, 0, 0, missing)), matrix)[: len(x)]
@@ -300,13 +300,12 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
     return adapter
 
 
-def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
+def padded_rows(num_rows: int, rules: BatchInvariance, *, with_adapters: bool) -> int:
     """Returns to how many rows (tokens) a step is padded, so that a row's bits do not depend on the number of rows.
 
-    The result is at least `min_rows`. If the step uses adapters and has more than `BLOCK_ROWS` rows, the result is a
-    multiple of `BLOCK_ROWS`.
+    If the step uses adapters and has more than `BLOCK_ROWS` rows, the result is a multiple of `BLOCK_ROWS`.
     """
-    rows = max(num_rows, min_rows)
+    rows = rules.rows(num_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
 
 

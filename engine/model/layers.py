@@ -1,13 +1,10 @@
 """Computes the linear layers of a decoder.
 
-Also defines how large a matrix product must be so that the bits of a token's result do not depend on the other tokens.
-
 Owns the weight and the bias of each linear layer. A weight is stored as a plain matrix, or in blocks if that is faster
 on this machine. Invariant: results have the same bits in both forms.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -57,6 +54,13 @@ class Linear:
         stored = self._packed if self._weight is None else self._weight
         assert stored is not None
         return stored.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the weight."""
+        stored = self._packed if self._weight is None else self._weight
+        assert stored is not None
+        return stored.device
 
     @property
     def out_features(self) -> int:
@@ -121,25 +125,3 @@ def usual_rows(num_rows: int) -> int:
         if num_rows <= most:
             return -(-num_rows // multiple) * multiple
     return -(-num_rows // 16) * 16
-
-
-@dataclass(frozen=True, slots=True)
-class BatchInvariance:
-    """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
-
-    A row is one token of a step. Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 may have
-    any size. Products in fp32 with fewer than 4 rows or 16 columns are computed in another way, which gives other bits.
-    In fp32 attention, the order of a sum depends on the number of keys after padding.
-    """
-
-    min_rows: int
-    min_columns: int
-
-    @property
-    def allows_any_shape(self) -> bool:
-        """Whether the bits of a row never depend on the other rows, whatever the size of the matrix product."""
-        return self.min_rows <= 1
-
-    @classmethod
-    def of(cls, dtype: torch.dtype) -> "BatchInvariance":
-        return cls(4, 16) if dtype == torch.float32 else cls(1, 1)

@@ -19,7 +19,8 @@ from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
-from graftwork.engine.model.layers import BatchInvariance, usual_rows
+from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.layers import usual_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,8 @@ class BatchBuilder:
         )
 
     def _padded_rows(self, num_rows: int, *, with_adapters: bool) -> int:
-        rows = usual_rows(num_rows) if self._usual_sizes else num_rows
-        return padded_rows(rows, self.rules.min_rows, with_adapters=with_adapters)
+        rows = padded_rows(num_rows, self.rules, with_adapters=with_adapters)
+        return usual_rows(rows) if self._usual_sizes else rows
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

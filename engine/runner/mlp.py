@@ -7,15 +7,14 @@ Invariant: the bits of a token's result do not depend on the other tokens.
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from graftwork.engine.experts.choice import choose
 from graftwork.engine.experts.grouped_product import grouped_product, run_length
 from graftwork.engine.experts.routes import Routes
 from graftwork.engine.lora.backend import StepLora
+from graftwork.engine.model.batch_invariance import BatchInvariance, pad_rows, sigmoid
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import ClampedSwiGlu, ExpertsConfig
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights, RoutedWeights, SharedWeights
 from graftwork.engine.model.projections import EXPERT_GROUPS
 from graftwork.engine.runner.row_ops import RowOps
@@ -67,7 +66,7 @@ class RoutedMlp:
         self._down = [expert.down for expert in weights.experts]
         self._shared = None if weights.shared is None else SharedMlp(weights.shared, layer, rows)
         first = self._gate_up[0]
-        self._run_length = run_length(BatchInvariance.of(first.dtype), is_packed=first.is_packed)
+        self._run_length = run_length(BatchInvariance.of(first.dtype, first.device), is_packed=first.is_packed)
 
     def __call__(self, x: torch.Tensor, lora: StepLora) -> torch.Tensor:
         chosen, weights = choose(self._logits(x, lora), self._config.router, self._weights.correction)
@@ -89,7 +88,7 @@ class RoutedMlp:
             logits = router(x)  # [num_tokens, experts], at least 16 columns
             lora.add_deltas(logits, x, self._layer, "router")
             return logits[:, :num_experts].float()
-        exact = router(_with_least_rows(x.to(router.dtype)))[: len(x)]
+        exact = router(pad_rows(x.to(router.dtype)))[: len(x)]
         deltas = x.new_zeros(exact.shape)
         lora.add_deltas(deltas, x, self._layer, "router")
         return (exact + deltas)[:, :num_experts]
@@ -113,17 +112,11 @@ class SharedMlp:
             return output
         gate = self._gate(x)  # [num_tokens, 16], of which the first column is the gate
         lora.add_deltas(gate, x, self._layer, "shared_gate")
-        return torch.sigmoid(gate[:, :1]) * output
+        return sigmoid(gate[:, :1]) * output
 
 
 def clamped_swiglu(gate_up: torch.Tensor, rule: ClampedSwiGlu) -> torch.Tensor:
     """Returns [num_rows, intermediate] of gate_up [num_rows, 2 * intermediate], gates first. Rounds once, at the end."""
     gate, up = gate_up.float().chunk(2, dim=1)
     gate, up = gate.clamp(max=rule.limit), up.clamp(-rule.limit, rule.limit)
-    return ((up + 1) * gate * torch.sigmoid(rule.alpha * gate)).to(gate_up.dtype)
-
-
-def _with_least_rows(x: torch.Tensor) -> torch.Tensor:
-    """Returns x with rows of zeros at its end, so that it has enough for products in its dtype."""
-    missing = BatchInvariance.of(x.dtype).min_rows - len(x)
-    return functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x
+    return ((up + 1) * gate * sigmoid(rule.alpha * gate)).to(gate_up.dtype)

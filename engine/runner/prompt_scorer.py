@@ -21,7 +21,7 @@ from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.torch_backend import padded_rows
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.sampling.torch_sampler import likeliest
 from graftwork.platform.ids import RequestId
@@ -83,7 +83,7 @@ class PromptScorer:
     def _logprobs(self, hidden: torch.Tensor, mix: AdapterMix) -> torch.Tensor:
         """Returns the log probabilities of all tokens after each row: [num_rows, vocab] fp32."""
         num_rows = len(hidden)
-        rows = padded_rows(num_rows, self._rules.min_rows, with_adapters=mix.changes_vocabulary)
+        rows = padded_rows(num_rows, self._rules, with_adapters=mix.changes_vocabulary)
         padded = functional.pad(hidden, (0, 0, 0, rows - num_rows))
         lora = None
         if mix.changes_vocabulary:

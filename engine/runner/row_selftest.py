@@ -13,9 +13,9 @@ import torch
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.runner.input_batch import BatchBuilder

@@ -4,11 +4,11 @@ import torch
 
 from graftwork.engine.attention.key_groups import KeyGrouper, KeyGroups, padded_pages
 from graftwork.engine.core.step import RequestSlice
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from tests.engine.attention.batches import batch_of, piece
 
 NULL_PAGE = 99
-FREE = BatchInvariance(1, 1)
+FREE = BatchInvariance(1, 1, attends_in_any_shape=True)
 
 
 def groups_of(*pieces: RequestSlice, rules: BatchInvariance = FREE, num_padding: int = 0) -> KeyGroups:

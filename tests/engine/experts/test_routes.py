@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from graftwork.engine.experts.grouped_product import grouped_product, run_length
 from graftwork.engine.experts.routes import Routes
-from graftwork.engine.model.layers import BatchInvariance, Linear
+from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.layers import Linear
 
 NUM_EXPERTS, HIDDEN = 7, 16
 CHOICES = st.integers(1, 4).flatmap(

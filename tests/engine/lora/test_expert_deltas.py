@@ -20,9 +20,9 @@ from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import ExpertsConfig, RouterScore, RouterSpec
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.platform.errors import ValidationFailed
 

@@ -17,7 +17,7 @@ from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound, ValidationFailed
 from tests.hypothesis_profiles import examples

@@ -15,8 +15,8 @@ from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.torch_backend import LoraBatch, TorchLora
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import read_model_config
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.platform.errors import ValidationFailed
 from tests.engine.adapter_kinds import KINDS, AdapterKinds, make_adapter_kinds

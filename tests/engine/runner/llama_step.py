@@ -18,8 +18,9 @@ from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.triton.backend import build_triton_lora
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance, Linear
+from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import DenseWeights
 from graftwork.engine.model.projections import GroupShape, layer_groups
 from graftwork.engine.model.rope_config import RopeConfig

@@ -5,7 +5,8 @@ import torch
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.model.layers import BatchInvariance, usual_rows
+from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.layers import usual_rows
 from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder
 from graftwork.platform.ids import RequestId
 

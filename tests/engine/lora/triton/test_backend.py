@@ -13,7 +13,7 @@ from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.torch_backend import TorchLora
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.test_lifecycle import SHAPES
 from tests.engine.lora.triton.engine_runs import weights

@@ -12,8 +12,8 @@ from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import read_model_config
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.platform.errors import ValidationFailed
 from tests.engine.adapter_kinds import AdapterKinds, make_adapter_kinds
