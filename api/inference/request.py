@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
@@ -25,6 +26,15 @@ def served_tier(principal: Principal, asked: str | None) -> str:
     `auto` and None mean `default`.
     """
     return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
+
+
+def refuse_if_late(resources: InferenceResources, principal: Principal, resolved: ResolvedModel, tier: str) -> None:
+    """Raises CapacityContended if the request's first token would come too late, whatever its prompt. Call it before the
+    prompt is read: under overload most requests end here, and a refusal must cost little.
+    """
+    isolation = principal.isolation(resources.pepper)
+    due_at = principal.first_token_due_at
+    resources.generator.refuse_if_late(ServiceTier(tier), isolation, resolved.adapters, due_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
 from graftwork.api.inference.defaults import chat_with_defaults
 from graftwork.api.inference.job import ResponseHead, start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
+from graftwork.api.inference.request import InferenceRequest, refuse_if_late, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
@@ -66,6 +66,8 @@ async def chat_inference(
     """Builds the inference request for a chat completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
     principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
+    tier = served_tier(principal, body.service_tier)
+    refuse_if_late(resources, principal, resolved, tier)
     body = chat_with_defaults(body, resolved.defaults)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -81,7 +83,7 @@ async def chat_inference(
         prompts=(prompt,),
         samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
-        tier=served_tier(principal, body.service_tier),
+        tier=tier,
         output=output,
         prediction_token_ids=prediction,
         expected_tokens=budget.expected_tokens,

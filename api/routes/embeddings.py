@@ -17,7 +17,7 @@ from graftwork.api.deps.resources import CurrentRequestId, ForInference, Inferen
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.streaming import json_answer, until_disconnect
 from graftwork.api.inference.job import InferenceJob, start_inference
-from graftwork.api.inference.request import InferenceRequest, served_tier
+from graftwork.api.inference.request import InferenceRequest, refuse_if_late, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import Prompt
 from graftwork.api.schemas.embeddings import EmbeddingsRequest
@@ -64,6 +64,8 @@ async def _inference_request(
 ) -> InferenceRequest:
     principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
+    tier = served_tier(principal, body.service_tier)
+    refuse_if_late(resources, principal, resolved, tier)
     prompts = [await _encode(text, body, resources, principal) for text in body.input]
     return InferenceRequest(
         request_id=request_id,
@@ -72,7 +74,7 @@ async def _inference_request(
         prompts=tuple(prompts),
         samplings=(SamplingParams(max_tokens=0),),
         stop=(),
-        tier=served_tier(principal, body.service_tier),
+        tier=tier,
         pooling=body.pooled_by,
         at_once=_AT_ONCE,
     )

@@ -33,6 +33,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        """Raises CapacityContended, with the time to retry, if not even a prompt of one token would get its first token in
+        time, by what the engine has said last. Asks nobody, so a refusal costs almost nothing.
+
+        `line` is as `line_of` names it (engine/core/deadlines.py).
+        """
+        ...
+
     async def stalled_s(self) -> float:
         """Returns for how many seconds the engine's loop has not advanced, 0 if it waits for work.
 

@@ -5,10 +5,12 @@ for requests that have come (arrival.py) and for those that may come next (forec
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.platform.errors import CapacityContended, GraftworkError, Unavailable
+from graftwork.platform.ids import IsolationDomain
 
 DEADLINE_UNREACHABLE = "deadline_unreachable"
 """The code of the error for a request that would get its first token after its deadline."""
@@ -42,8 +44,13 @@ class FirstTokenForecast(NamedTuple):
 def line_of(request: EngineRequest) -> str:
     """Returns the name of a request's line."""
     session = "" if request.session is None else request.session.session
-    adapters = ",".join(f"{use.digest}*{use.weight}" for use in request.adapters)
-    return f"{request.tier} {request.domain.hex()} {adapters} {session}"
+    return line_name(request.tier, request.domain, request.adapters, session)
+
+
+def line_name(tier: ServiceTier, domain: IsolationDomain, adapters: Sequence[AdapterUse], session: str = "") -> str:
+    """Returns the name of the line of all requests with these. `session` is empty for requests outside sessions."""
+    uses = ",".join(f"{use.digest}*{use.weight}" for use in adapters)
+    return f"{tier} {domain.hex()} {uses} {session}"
 
 
 def unreachable(deadline_s: float, estimate_s: float, alone_s: float = 0.0) -> GraftworkError:

@@ -109,6 +109,19 @@ class FleetClient:
         finally:
             self._budget.end()
 
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        """Raises CapacityContended if every engine that is ready would refuse a request of this line."""
+        refusals: list[CapacityContended] = []
+        for member in self.membership.ready:
+            try:
+                member.client.refuse_if_late(line, deadline_s)
+            except CapacityContended as error:
+                refusals.append(error)
+            else:
+                return
+        if refusals:
+            raise min(refusals, key=lambda error: error.retry_after_s or 0.0)
+
     async def _begin(self, movable: MovableRequest, keys: BlockKeys) -> Runner:
         """Sends a request to an engine. If there is none, a request that has lost its engine waits for one.
 

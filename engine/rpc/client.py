@@ -151,6 +151,9 @@ class GrpcEngineClient:
                 timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        self._forecasts.check_line(line, deadline_s)
+
     def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
         """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""
         self._followers.append(note)

@@ -43,14 +43,16 @@ class FirstTokenForecasts:
 
     def check(self, request: EngineRequest) -> None:
         """Raises CapacityContended, with the time to retry, if the request's first token would come after its deadline."""
-        deadline_s, age_s = request.deadline_s, self._clock.monotonic() - self._noted_at
-        if deadline_s is None or not self._by_line or age_s > _BELIEVED_S or request.emitted_token_ids:
-            return
-        line = line_of(request)
+        if request.deadline_s is not None and not request.emitted_token_ids:
+            self.check_line(line_of(request), request.deadline_s, len(request.prompt_token_ids))
+
+    def check_line(self, line: str, deadline_s: float, prompt_tokens: int = 0) -> None:
+        """Raises CapacityContended if a request of this line would come too late, with a prompt of at least so many tokens."""
+        age_s = self._clock.monotonic() - self._noted_at
         forecast = self._by_line.get(line)
-        if forecast is None:
+        if forecast is None or age_s > _BELIEVED_S:
             return
-        own_s = forecast.token_s * len(request.prompt_token_ids)
+        own_s = forecast.token_s * prompt_tokens
         expected_s = forecast.wait_s + forecast.request_s * self._sent[line] + own_s - age_s - _UNSENT_S
         if expected_s > AIM * deadline_s and own_s <= UNSURE * deadline_s:
             raise unreachable(deadline_s, expected_s)

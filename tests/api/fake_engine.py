@@ -59,6 +59,10 @@ class FakeEngine:
     text: str = "The weather in Paris is sunny."
     refusal: GraftworkError | None = None
     """Raised before a request is admitted."""
+    lateness: GraftworkError | None = None
+    """Raised for every line that is asked about before a request."""
+    asked_lines: list[tuple[str, float]] = field(default_factory=list)
+    """The lines that were asked about, and their deadlines."""
     refused_digests: dict[str, GraftworkError] = field(default_factory=dict)
     """Raised before a request for one of these adapters is admitted."""
     breaks_after: int | None = None
@@ -94,6 +98,11 @@ class FakeEngine:
 
     async def describe(self) -> EngineDescription:
         return describe()
+
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        self.asked_lines.append((line, deadline_s))
+        if self.lateness is not None:
+            raise self.lateness
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         self.requests.append(request)

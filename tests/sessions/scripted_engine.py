@@ -97,6 +97,9 @@ class ScriptedEngine:
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         return SessionMemory(missing_tokens=len(command.token_ids))
 
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        raise NotImplementedError
+
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
 

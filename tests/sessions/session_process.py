@@ -150,6 +150,9 @@ class AnsweringEngine:
         self.session_commands.append(command)
         return SessionMemory(missing_tokens=len(command.token_ids))
 
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        raise NotImplementedError
+
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from graftwork.engine.core.deadlines import line_of
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded, Unavailable
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
@@ -101,3 +102,30 @@ async def test_the_document_has_the_header_where_tokens_are_generated(gateway: G
     for path, operation in operations.items():
         names = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
         assert ("#/components/parameters/Deadline" in names) == ("504" in operation["responses"]), path
+
+
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        ("/v1/chat/completions", {"service_tier": "flex"}),
+        ("/v1/completions", {"service_tier": "flex"}),
+        ("/v1/messages", {}),
+        ("/v1/embeddings", {"model": "tiny", "input": "Hello"}),
+    ],
+)
+async def test_a_late_request_is_refused_before_its_prompt_is_read(
+    gateway: Gateway, tenant: TestTenant, path: str, extra: dict[str, Any]
+) -> None:
+    """The line that is asked about is the one that the engine knows the request by. A refusal there is an HTTP status, and
+    nothing is sent, reserved or billed."""
+    ask = ASK.get(path, {}) | extra
+    await tenant.client.post(path, json=ask, headers={"x-deadline-ms": "5000"})
+    (line, deadline_s), sent = gateway.engine.asked_lines[0], gateway.engine.requests[0]
+    gateway.engine.lateness = CapacityContended("The queue is long.", retry_after_s=1.5)
+
+    answer = await tenant.client.post(path, json=ask, headers={"x-deadline-ms": "5000"})
+
+    assert (line, 0 < deadline_s <= 5.0) == (line_of(sent), True)
+    assert (answer.status_code, answer.headers["retry-after-ms"]) == (429, "1500")
+    assert len(gateway.engine.requests) == 1
+    assert len(await tenant.usage()) == 1

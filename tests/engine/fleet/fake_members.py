@@ -18,7 +18,7 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.fleet.members import MemberAddress
-from graftwork.platform.errors import GraftworkError, Unavailable
+from graftwork.platform.errors import CapacityContended, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain
 from tests.adapters.adapter_files import DESCRIPTION
 
@@ -42,6 +42,8 @@ class FakeMember:
     dies_after: int | None = None
     """Tokens of a request after which the engine is lost, and absent from then on."""
     refusal: GraftworkError | None = None
+    late_below_s: float = 0.0
+    """Deadlines shorter than this cannot be met, and can after the difference."""
     holds_after: int | None = None
     """Tokens of a request after which it waits until `release` is set."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -133,6 +135,10 @@ class FakeMember:
     async def stats(self) -> EngineStats:
         self._check()
         return EngineStats(running_requests=1, steps=10, kv_usage_ratio=0.5, resident_adapters=("a",))
+
+    def refuse_if_late(self, line: str, deadline_s: float) -> None:
+        if deadline_s < self.late_below_s:
+            raise CapacityContended("The queue is long.", retry_after_s=self.late_below_s - deadline_s)
 
     async def probe_adapter(self, digest: str) -> None:
         self._check()

@@ -240,6 +240,20 @@ async def test_a_full_engine_is_no_refusal(fleet: Fleet) -> None:
         await fleet.answer(request())
 
 
+async def test_a_line_is_late_only_if_it_is_at_every_engine(fleet: Fleet) -> None:
+    """A deadline that one engine can meet is not refused; if none can, the wait is that of the engine with the least."""
+    await fleet.answer(request())
+    one, two, three = fleet.engines.values()
+    one.late_below_s, two.late_below_s = 9.0, 5.0
+
+    fleet.client.refuse_if_late("a line", 1.0)
+    three.late_below_s = 7.0
+    with pytest.raises(CapacityContended) as refusal:
+        fleet.client.refuse_if_late("a line", 1.0)
+
+    assert refusal.value.retry_after_s == 4.0
+
+
 async def test_other_weights_under_one_name_are_refused_with_both_fingerprints(fleet: Fleet) -> None:
     """An engine with another fingerprint gets no requests, and the list of replicas says why, with both fingerprints."""
     own = fleet.engines["a"].description

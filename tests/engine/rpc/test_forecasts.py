@@ -47,6 +47,18 @@ def test_a_request_is_refused_that_would_come_too_late() -> None:
     assert refusal.value.retry_after_s == pytest.approx(1.1)
 
 
+def test_a_line_is_refused_before_its_prompt_is_read() -> None:
+    """What a request would wait for is enough to refuse it; the time that its prompt takes is unknown then, and not counted."""
+    found = forecasts(ManualClock(), 3.8, token_s=0.1)
+
+    with pytest.raises(CapacityContended) as refusal:
+        found.check_line(line_of(request()), 3.0)
+    found.check_line(line_of(request()), 4.0)
+    found.check_line("another line", 3.0)
+
+    assert refusal.value.retry_after_s == pytest.approx(3.7 - 0.95 * 3.0)
+
+
 def test_what_has_passed_since_the_forecast_counts_for_the_request() -> None:
     """A forecast of 4.1 s refuses a deadline of 4 s for two tenths of a second. After half a second it refuses nothing."""
     clock = ManualClock()
