@@ -131,7 +131,7 @@ async def test_a_gateway_refuses_without_a_round_trip_while_a_line_waits(
     await server.start()
     client = GrpcEngineClient(address.replace(":0", f":{server.port}"))
     has_forecast = asyncio.Event()
-    client.follow_load(lambda load: has_forecast.set() if load.forecasts else None)
+    client.follow_load(lambda load: has_forecast.set() if any(wait_s > 1 for _, wait_s, *_ in load.forecasts) else None)
 
     async def run() -> None:
         _ = [event async for event in client.generate(request(deadline_s=600.0))]
