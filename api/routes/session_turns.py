@@ -66,7 +66,7 @@ async def create_turn(
 ) -> Response:
     """Start a turn with a user's input. With `stream`, send the turn's events while it runs."""
     turn = await resources.sessions.start_turn(
-        principal,
+        principal.for_user(body.user),
         session_id,
         body.input,
         if_head=body.if_head,
@@ -82,7 +82,9 @@ async def send_tool_outputs(
 ) -> Response:
     """Send tool outputs. If every call then has an output, the next turn starts, and the answer is that turn."""
     outputs = [output.model_dump() for output in body.outputs]
-    answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs, body.overrides())
+    answer = await resources.sessions.tool_outputs.send(
+        principal.for_user(body.user), session_id, outputs, body.overrides()
+    )
     if answer.turn is None:
         return JSONResponse(_outputs_answer(answer).body())
     return await _answer(answer.turn, request, body)

@@ -90,6 +90,8 @@ class TurnOptions(NativeBody):
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
     service_tier: TierName | None = None
+    user: str | None = None
+    """An id of the end user for whom the turn runs, whose limits then count. Choose one that names nobody, such as a hash."""
 
     def overrides(self) -> TurnOverrides:
         """Returns the values that the turn uses instead of the session's settings."""

@@ -8,7 +8,16 @@ from graftwork.platform.answers.sessions import Turn
 from graftwork.platform.answers.usage import Usage
 
 
-class TurnParameters(TypedDict, total=False):
+class GoingOn(TypedDict, total=False):
+    """The options of a turn that tool outputs start."""
+
+    service_tier: str
+    """The service tier, `priority`, `default` or `flex`. `Turn.service_tier` says which one served the turn."""
+    user: str
+    """An id of the end user for whom the turn runs, whose limits then count. Choose one that names nobody."""
+
+
+class TurnParameters(GoingOn, total=False):
     """The options of one turn. They apply only to this turn, and do not change the settings of the session."""
 
     if_head: str
@@ -26,8 +35,6 @@ class TurnParameters(TypedDict, total=False):
     sampling: dict[str, Any]
     deadline_ms: int
     """Milliseconds in which the first token must come. If the server expects a later one, it refuses the turn at once."""
-    service_tier: str
-    """The service tier, `priority`, `default` or `flex`. `Turn.service_tier` says which one served the turn."""
     cancel_on_disconnect: bool
     """Whether the server cancels the turn when this connection breaks. By default the turn continues."""
 
@@ -61,4 +68,4 @@ class Rounds:
     tools: Tools
     tool_timeout: ToolTimeout
     max_turns: int
-    service_tier: str | None
+    options: GoingOn

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
-from graftwork.api.sdk.runs import Rounds, Run, TurnParameters
+from graftwork.api.sdk.runs import GoingOn, Rounds, Run, TurnParameters
 from graftwork.api.sdk.session_feed import SessionFeed
 from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps, deadline_header
 from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
@@ -104,7 +104,7 @@ class Session(Resource[R]):
         outputs: Sequence[ToolOutput],
         *,
         stream: Literal[True],
-        service_tier: str | None = None,
+        **options: Unpack[GoingOn],
     ) -> Stream[SessionEvent]: ...
     @overload
     def tool_outputs(
@@ -112,7 +112,7 @@ class Session(Resource[R]):
         outputs: Sequence[ToolOutput],
         *,
         stream: Literal[False] = False,
-        service_tier: str | None = None,
+        **options: Unpack[GoingOn],
     ) -> Turn: ...
     @overload
     def tool_outputs(
@@ -120,7 +120,7 @@ class Session(Resource[R]):
         outputs: Sequence[ToolOutput],
         *,
         stream: Literal[True],
-        service_tier: str | None = None,
+        **options: Unpack[GoingOn],
     ) -> AsyncStream[SessionEvent]: ...
     @overload
     async def tool_outputs(
@@ -128,17 +128,17 @@ class Session(Resource[R]):
         outputs: Sequence[ToolOutput],
         *,
         stream: Literal[False] = False,
-        service_tier: str | None = None,
+        **options: Unpack[GoingOn],
     ) -> Turn: ...
     def tool_outputs(
-        self, outputs: Sequence[ToolOutput], *, stream: bool = False, service_tier: str | None = None
+        self, outputs: Sequence[ToolOutput], *, stream: bool = False, **options: Unpack[GoingOn]
     ) -> TurnAnswer:
         """Sends outputs for the tool calls of the last turn.
 
-        When every call has an output, the server starts the next turn, at `service_tier`. With `stream=True`, returns a
+        When every call has an output, the server starts the next turn, with these options. With `stream=True`, returns a
         stream of the next turn's events.
         """
-        call = self._tool_outputs_call(outputs, stream, service_tier)
+        call = self._tool_outputs_call(outputs, stream, options)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
     @overload
@@ -171,7 +171,7 @@ class Session(Resource[R]):
         name, the model gets the error as the call's output.
         Raises ToolLoopError after `max_turns` turns, and TurnFailedError if a turn fails or is cancelled.
         """
-        rounds = Rounds(tools, tool_timeout, max_turns, options.get("service_tier"))
+        rounds = Rounds(tools, tool_timeout, max_turns, _going_on(options))
         turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
         return (yield from self._run(turns, rounds))
 
@@ -182,7 +182,7 @@ class Session(Resource[R]):
         tools: Tools,
         tool_timeout: ToolTimeout = TOOL_TIMEOUT_S,
         max_turns: int = MAX_TURNS,
-        service_tier: str | None = None,
+        **options: Unpack[GoingOn],
     ) -> Steps[Run]:
         """Continues a session whose last turn called tools, for example after this program crashed.
 
@@ -197,8 +197,8 @@ class Session(Resource[R]):
             outputs = [ToolOutput(stored.call_id, stored.output) for stored in given.outputs]
         else:
             return Run(())
-        turns = [(yield from self._kept_turn(self._tool_outputs_call(outputs, False, service_tier)))]
-        return (yield from self._run(turns, Rounds(tools, tool_timeout, max_turns, service_tier)))
+        turns = [(yield from self._kept_turn(self._tool_outputs_call(outputs, False, options)))]
+        return (yield from self._run(turns, Rounds(tools, tool_timeout, max_turns, options)))
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
@@ -295,9 +295,9 @@ class Session(Resource[R]):
         call = self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
         return replace(call, headers=headers)
 
-    def _tool_outputs_call(self, outputs: Sequence[ToolOutput], stream: bool, service_tier: str | None) -> Call:
+    def _tool_outputs_call(self, outputs: Sequence[ToolOutput], stream: bool, options: GoingOn) -> Call:
         body: dict[str, Any] = {"outputs": [output.body() for output in outputs], "stream": stream}
-        return self._post("/tool_outputs", body | ({} if service_tier is None else {"service_tier": service_tier}))
+        return self._post("/tool_outputs", body | options)
 
     def _turn(self, call: Call) -> Steps[Turn]:
         turn = yield from self._read(Turn, call)
@@ -322,7 +322,7 @@ class Session(Resource[R]):
                     f"The model still called tools in turn {rounds.max_turns}, the last allowed.", turns
                 )
             outputs = yield RunTools(turns[-1].tool_calls, rounds.tools, rounds.tool_timeout)
-            turns.append((yield from self._kept_turn(self._tool_outputs_call(outputs, False, rounds.service_tier))))
+            turns.append((yield from self._kept_turn(self._tool_outputs_call(outputs, False, rounds.options))))
         if turns[-1].status != "completed":
             reason = "no reason was given" if turns[-1].error is None else turns[-1].error.get("message")
             raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])
@@ -360,3 +360,13 @@ class Session(Resource[R]):
     def _state_with(self, status: str, head: str | None) -> SessionState:
         """Returns a copy of the state with this status. `head` replaces the head, unless it is None."""
         return self.state.model_copy(update={"status": status, "head": head or self.head})
+
+
+def _going_on(options: TurnParameters) -> GoingOn:
+    """Returns the options of a turn that hold for the turns after its tool calls too."""
+    kept: GoingOn = {}
+    if "service_tier" in options:
+        kept["service_tier"] = options["service_tier"]
+    if "user" in options:
+        kept["user"] = options["user"]
+    return kept

@@ -114,6 +114,11 @@ async def test_end_users_are_told_apart(gateway: Gateway, tenant: TestTenant) ->
     assert await admitted() == 3
     response = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x", "user": "alice"})
     assert refusal(response) == (429, "user", "requests_per_minute")
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    turns = [{"input": "Hi", "user": user} for user in ("alice", "dave", "dave")] + [{"input": "Hi"}]
+    answers = [await tenant.client.post(f"/v1/sessions/{session}/turns", json=turn) for turn in turns]
+    assert [answer.status_code for answer in answers] == [429, 200, 429, 200]
+    assert refusal(answers[2]) == (429, "user", "requests_per_minute")
 
 
 async def test_a_budget_of_money_is_kept_to_the_cent(gateway: Gateway, tenant: TestTenant) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from graftwork.api.sdk.runs import GoingOn
 from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
 from graftwork.api.sdk.transport.tools import ToolOutput, run_tools
 from graftwork.platform.answers.sessions import PendingCall
@@ -47,16 +48,18 @@ def test_run_answers_calls_until_the_end() -> None:
     assert conversation.head == "ckp_1"
 
 
-def test_all_turns_of_a_run_have_its_tier() -> None:
-    """The turns after tool outputs are sent with the service tier of the first one; without one, none is sent."""
+def test_all_turns_of_a_run_have_its_tier_and_end_user() -> None:
+    """The turns after tool outputs are sent with the service tier and the end user of the first one; without them, none is
+    sent."""
     script = (session(), awaiting(call("a", "add", x=1, y=2)), turn(text="It is 3."))
     asked, plain = ScriptedServer(*script), ScriptedServer(*script)
 
-    asked.client().sessions.create(model="base").run("Sum?", tools={"add": lambda x, y: x + y}, service_tier="flex")
+    options: GoingOn = {"service_tier": "flex", "user": "alice"}
+    asked.client().sessions.create(model="base").run("Sum?", tools={"add": lambda x, y: x + y}, **options)
     plain.client().sessions.create(model="base").run("Sum?", tools={"add": lambda x, y: x + y})
 
-    assert [asked.body(number).get("service_tier") for number in (1, 2)] == ["flex", "flex"]
-    assert not any("service_tier" in plain.body(number) for number in (1, 2))
+    assert all(options.items() <= asked.body(number).items() for number in (1, 2))
+    assert not any(options.keys() & plain.body(number).keys() for number in (1, 2))
 
 
 def test_calls_of_one_turn_run_side_by_side() -> None:
