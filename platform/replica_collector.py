@@ -27,6 +27,8 @@ class ReplicaFigures:
     queued_tokens: int = 0
     free_pages: int = 0
     slowness: float = 1.0
+    first_token_s: float = 0.0
+    """The expected time to the first token of a short request that is sent to the engine now."""
     requests: int = 0
     """Requests that this gateway has sent there."""
     hand_overs: int = 0
@@ -42,6 +44,10 @@ _GAUGES = {
     "queued_tokens": ("replica_queued_tokens", "Prompt tokens that the engine must still compute."),
     "free_pages": ("replica_free_pages", "Device pages that no running request holds."),
     "slowness": ("replica_slowness", "How many times slower than its peers the engine works."),
+    "first_token_s": (
+        "replica_first_token_seconds",
+        "The expected time to the first token of a short request that is sent to the engine now.",
+    ),
 }
 _COUNTERS = {
     "requests": ("replica_requests", "Requests that this gateway has sent to the engine."),

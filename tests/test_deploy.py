@@ -149,7 +149,7 @@ def selectors_of(manifests: Sequence[Manifest]) -> Iterator[Mapping[str, str]]:
 
 
 def test_keda_asks_for_metrics_that_exist() -> None:
-    """The autoscaler asks for the four signals of a fleet, and each series and label in a query is one that a gateway
+    """The autoscaler asks for the signals of a fleet, and each series and label in a query is one that a gateway
     shows, or one by which Prometheus tells the gateways of this release.
     """
     (scaled,) = [one for one in rendered(EVERYTHING) if one["kind"] == "ScaledObject"]
@@ -162,6 +162,7 @@ def test_keda_asks_for_metrics_that_exist() -> None:
         ["graftwork_replica_queued_tokens"],
         ["graftwork_kv_usage_ratio"],
         ["graftwork_adapter_loads_total"],
+        ["graftwork_replica_first_token_seconds", "graftwork_replica_ready"],
         ["graftwork_time_to_first_token_seconds_bucket"],
     ]
 

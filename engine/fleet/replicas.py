@@ -17,6 +17,7 @@ from graftwork.engine.core.load import NO_LOAD
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.fleet.members import Member, ReplicaCounters, version_of
 from graftwork.engine.fleet.membership import Membership
+from graftwork.engine.fleet.scaling_signals import expected_first_token_s
 from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.replica_collector import ReplicaFigures
 
@@ -162,6 +163,7 @@ class Replicas:
 def _figures(membership: Membership, member: Member | None, replica_id: str) -> ReplicaFigures:
     load = NO_LOAD if member is None else member.load
     counted = membership.counters.get(replica_id, ReplicaCounters())
+    slowness = membership.speeds.slowness(replica_id)
     return ReplicaFigures(
         replica_id,
         is_ready=member is not None and member.is_ready,
@@ -169,7 +171,8 @@ def _figures(membership: Membership, member: Member | None, replica_id: str) -> 
         waiting_requests=load.waiting_requests,
         queued_tokens=load.queued_tokens,
         free_pages=load.free_pages,
-        slowness=membership.speeds.slowness(replica_id),
+        slowness=slowness,
+        first_token_s=0.0 if member is None else expected_first_token_s(member, slowness),
         requests=counted.requests,
         hand_overs=counted.hand_overs,
         hedges=counted.hedges,

@@ -14,6 +14,22 @@ _ONE_TOKEN = Demand(prompt_tokens=1, pages=1)
 """A request of one token: its estimate is what all other work at an engine costs it."""
 
 
+def expected_first_token_s(member: Member, slowness: float = 1.0) -> float:
+    """Estimates the seconds until the first token of a request of one token, if it were sent to this engine now.
+
+    slowness: how many times slower than its peers the engine works.
+    """
+    load = member.load
+    engine = Candidate(
+        member.replica_id,
+        queued_tokens=load.queued_tokens + member.sent_tokens,
+        free_pages=load.free_pages,
+        prefill_token_s=load.prefill_token_s or DEFAULT_PREFILL_TOKEN_S,
+        slowness=slowness,
+    )
+    return first_token_s(_ONE_TOKEN, engine)
+
+
 class SignalReader:
     """Turns reports of engines into signals. Times are seconds of one monotonic clock."""
 
@@ -30,18 +46,11 @@ class SignalReader:
     def _signals(self, now: float, member: Member) -> EngineSignals:
         load, pages = member.load, 0 if member.description is None else member.description.device_pages
         token_s = load.prefill_token_s or DEFAULT_PREFILL_TOKEN_S
-        queued_tokens = load.queued_tokens + member.sent_tokens
-        engine = Candidate(
-            member.replica_id,
-            queued_tokens=queued_tokens,
-            free_pages=load.free_pages,
-            prefill_token_s=token_s,
-        )
         return EngineSignals(
-            queued_s=queued_tokens * token_s,
+            queued_s=(load.queued_tokens + member.sent_tokens) * token_s,
             kv_use=max(1.0 - load.free_pages / pages, 0.0) if pages else 0.0,
             adapter_load_share=self._adapter_load_share(now, member),
-            first_token_s=first_token_s(_ONE_TOKEN, engine),
+            first_token_s=expected_first_token_s(member),
             requests=max(
                 load.running_requests + load.waiting_requests + member.sent_requests, self._has_worked(member)
             ),

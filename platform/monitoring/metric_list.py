@@ -125,6 +125,13 @@ METRICS = (
         "graftwork_replica_slowness", "gauge", "How many times slower than its peers the engine works.", ("replica",)
     ),
     MetricSpec(
+        "graftwork_replica_first_token_seconds",
+        "gauge",
+        "The expected time to the first token of a short request that is sent to the engine now.",
+        ("replica",),
+        unit="s",
+    ),
+    MetricSpec(
         "graftwork_replica_requests", "counter", "Requests that this gateway has sent to the engine.", ("replica",)
     ),
     MetricSpec(

@@ -18,7 +18,10 @@ def shown(figures: list[ReplicaFigures]) -> dict[str, float]:
 def test_each_engine_has_its_figures() -> None:
     """Gauges and counters carry the engine's id, and an engine that is not ready shows 0."""
     found = shown(
-        [ReplicaFigures("a", is_ready=True, running_requests=3, requests=7), ReplicaFigures("b", slowness=4.5)]
+        [
+            ReplicaFigures("a", is_ready=True, running_requests=3, requests=7),
+            ReplicaFigures("b", slowness=4.5, first_token_s=0.25),
+        ]
     )
 
     assert found['graftwork_replica_ready{replica="a"}'] == 1
@@ -26,6 +29,7 @@ def test_each_engine_has_its_figures() -> None:
     assert found['graftwork_replica_running_requests{replica="a"}'] == 3
     assert found['graftwork_replica_requests_total{replica="a"}'] == 7
     assert found['graftwork_replica_slowness{replica="b"}'] == 4.5
+    assert found['graftwork_replica_first_token_seconds{replica="b"}'] == 0.25
 
 
 def test_labels_are_bounded_and_nothing_is_left_out() -> None:

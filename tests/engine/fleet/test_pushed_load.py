@@ -28,8 +28,10 @@ async def test_an_engine_that_sends_its_load_with_tokens_is_not_asked_for_it(fle
         before = of.num_questions
         return lambda: of.num_questions >= before + times
 
-    a.note_load(EngineLoad(epoch=a.description.epoch, queued_tokens=70))
+    a.note_load(EngineLoad(epoch=a.description.epoch, queued_tokens=70, free_pages=9, prefill_token_s=0.002))
     assert fleet.client.membership.members["a"].load.queued_tokens == 70
+    (shown,) = [one for one in fleet.client.replicas.figures() if one.replica_id == "a"]
+    assert shown.first_token_s == pytest.approx(71 * 0.002)
     before = a.num_questions
     await fleet.until(asked(b, 20))
     assert a.num_questions - before <= 1  # one may have been under way
