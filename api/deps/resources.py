@@ -32,6 +32,8 @@ from graftwork.platform.batches.files import FileKeeper
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, InvalidRequest
+from graftwork.platform.exports.exports import ExportKeeper
+from graftwork.platform.exports.worker import ExportWorker
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
@@ -256,6 +258,16 @@ class BatchResources:
 
 
 @dataclass(frozen=True, slots=True)
+class RightsResources:
+    """The services that the routes for exports and retention use."""
+
+    exports: ExportKeeper
+    worker: ExportWorker
+    """Makes the exports that this process claims."""
+    tasks: ServerTasks
+
+
+@dataclass(frozen=True, slots=True)
 class AdminResources:
     """The services that the operator's routes use, such as the adapter registry and the client of the engine."""
 
@@ -306,6 +318,7 @@ class Resources:
     sessions: SessionResources
     account: AccountResources
     batches: BatchResources
+    rights: RightsResources
     admin: AdminResources
     server: ServerResources
     overview: OverviewBoard
@@ -354,42 +367,18 @@ def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principa
 
 
 ForInference = Annotated[InferenceResources, Depends(_group(attrgetter("inference")))]
-
-
 ForSessions = Annotated[SessionResources, Depends(_group(attrgetter("sessions")))]
-
-
 ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))]
-
-
 ForBatches = Annotated[BatchResources, Depends(_group(attrgetter("batches")))]
-
-
+ForRights = Annotated[RightsResources, Depends(_group(attrgetter("rights")))]
 ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
-
-
 ForOverview = Annotated[OverviewBoard, Depends(_group(attrgetter("overview")))]
-
-
 ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]
-
-
 CurrentRequestId = Annotated[RequestId, Depends(_request_id)]
-
-
 AnyTenantKey = Annotated[Principal, Depends(_principal)]
-
-
 ReadingKey = Annotated[Principal, Depends(_holder_of(Scope.READ))]
-
-
 InferenceKey = Annotated[Principal, Depends(_holder_of(Scope.INFERENCE))]
-
-
 AdapterKey = Annotated[Principal, Depends(_holder_of(Scope.ADAPTERS))]
-
-
 UsageKey = Annotated[Principal, Depends(_holder_of(Scope.USAGE))]
-
-
+ExportKey = Annotated[Principal, Depends(_holder_of(Scope.EXPORT))]
 Admin = Annotated[AdminPrincipal, Depends(_admin)]

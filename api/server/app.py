@@ -19,6 +19,7 @@ from graftwork.api.http.errors import install_error_handlers
 from graftwork.api.http.methods import HeadMiddleware, refuse_methods_of_wider_paths
 from graftwork.api.http.middleware import CrashMiddleware, RequestIdMiddleware
 from graftwork.api.openapi.document import complete
+from graftwork.api.rights import export_routes
 from graftwork.api.routes import (
     adapters,
     admin,
@@ -68,6 +69,7 @@ _ROUTERS = (
     file_routes.uploads_router,
     file_routes.router,
     batch_routes.router,
+    export_routes.router,
     usage.router,
     prices.router,
     overview.router,
@@ -80,6 +82,7 @@ _ROUTERS = (
     organisations.router,
     quotas.router,
     webhooks.router,
+    export_routes.admin_router,
     admin.reports_router,
     console.pages_router,
     console.session_router,

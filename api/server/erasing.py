@@ -12,7 +12,7 @@ for the KV of a deleted tenant.
 
 import logging
 
-from graftwork.api.deps.resources import InferenceResources
+from graftwork.api.deps.resources import InferenceResources, RightsResources
 from graftwork.api.server.foundation import Foundation
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.fleet.client import FleetClient
@@ -33,7 +33,11 @@ TOLD_FOR_S = 90 * 86400.0
 
 
 def tenant_erasure(
-    base: Foundation, inference: InferenceResources, sessions: SessionService, batches: BatchKeeper
+    base: Foundation,
+    inference: InferenceResources,
+    sessions: SessionService,
+    batches: BatchKeeper,
+    rights: RightsResources,
 ) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
         await base.engine.forget_domain(isolation_of(scope, inference.pepper))
@@ -50,6 +54,7 @@ def tenant_erasure(
             "sessions": sessions.eraser.erase,
             "adapters": inference.registry.erase,
             "batches and files": batches.erase,
+            "exports": rights.exports.erase,
             "kv": forget,
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,

@@ -19,7 +19,6 @@ from graftwork.api.batches.assembly import batch_resources, running_batches
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
-    BatchResources,
     InferenceResources,
     Resources,
     ServerResources,
@@ -30,6 +29,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
+from graftwork.api.rights.assembly import export_plan, making_exports, rights_resources
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
@@ -58,6 +58,7 @@ from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
+from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.key_holders import FLUSH_USES_S
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
@@ -70,9 +71,7 @@ from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.text.encoding import (
-    PromptEncoder,
-)
+from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -133,6 +132,7 @@ async def open_resources(
         await resources.account.registry.sweep()
         await _sweep(stack, base, resources)
         await stack.enter_async_context(running_batches(resources, base.lease))
+        await stack.enter_async_context(making_exports(resources.rights))
         yield resources
 
 
@@ -179,6 +179,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "idempotency keys": resources.server.idempotency.sweep,
         "batches": resources.batches.batches.sweep,
         "files": resources.batches.files.sweep,
+        "exports": resources.rights.exports.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
         "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
     }
@@ -226,12 +227,16 @@ async def _assemble(base: Foundation) -> Resources:
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     batches = batch_resources(base.settings, base.database, base.clock)
-    admin = _admin_resources(base, tenants, inference, sessions.sessions, batches)
+    plan = export_plan(batches.files.folder, _artifacts(base))
+    rights = rights_resources(base.settings, base.database, base.clock, base.lease, inference.tasks, plan)
+    erasure = tenant_erasure(base, inference, sessions.sessions, batches.batches, rights)
+    admin = _admin_resources(base, tenants, inference, erasure)
     return Resources(
         inference=inference,
         sessions=sessions,
         account=_account_resources(base, tenants, inference),
         batches=batches,
+        rights=rights,
         admin=admin,
         server=_server_resources(base, tenants),
         overview=_overview(base, admin),
@@ -311,11 +316,7 @@ def _account_resources(base: Foundation, tenants: _TenantServices, inference: In
 
 
 def _admin_resources(
-    base: Foundation,
-    tenants: _TenantServices,
-    inference: InferenceResources,
-    sessions: SessionService,
-    batches: BatchResources,
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, erasure: TenantErasure
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -328,7 +329,7 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=tenant_erasure(base, inference, sessions, batches.batches),
+        erasure=erasure,
         modes=tenants.modes,
         webhooks=Webhooks(base.database, base.clock, tenants.pepper),
         switchboard=base.tracing.switchboard,
@@ -354,10 +355,14 @@ def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResou
     )
 
 
+def _artifacts(base: Foundation) -> LocalArtifacts:
+    return LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER)
+
+
 def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
-        LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
+        _artifacts(base),
         base.inspector,
         clock=base.clock,
         probe=base.engine.probe_adapter,

@@ -23,6 +23,8 @@ class Scope(StrEnum):
     """Allows a key to publish, promote and delete adapters."""
     USAGE = "usage"
     """Allows a key to read the tenant's usage, quota and overview."""
+    EXPORT = "export"
+    """Allows a key to export everything that the tenant has."""
 
 
 ALL_SCOPES = frozenset(str(scope) for scope in Scope)

@@ -1,4 +1,4 @@
-"""The settings of one subject: tenants' files, and batches of requests."""
+"""The settings of one subject: tenants' files, batches of requests, and exports."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from graftwork.platform.settings.values import parse_bytes, seconds, whole
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Tenants' files, and batches of requests."""
+    """Tenants' files, batches of requests, and exports."""
 
     max_batch_file_bytes: int = setting(200 * 2**20, parse_bytes)
     """Bytes of one uploaded file, at most 256 MiB."""
@@ -16,6 +16,8 @@ class BatchSettings:
     """Bytes of all files of a tenant whose quota has no `max_file_bytes`."""
     file_retention_s: float = setting(30 * 86_400.0, seconds(3600, 31_536_000))
     """Seconds, 3600 to 31536000, after which files and ended batches are deleted."""
+    export_retention_s: float = setting(7 * 86_400.0, seconds(3600, 31_536_000))
+    """Seconds, 3600 to 31536000, for which the archive of a tenant's export is kept after its end."""
     max_batch_requests: int = setting(50_000, whole(1, 1_000_000))
     """Requests of one batch, at least 1."""
     max_open_batches: int = setting(100, whole(1))

@@ -1,0 +1,51 @@
+"""Declares which rows and files of adapters are in an export: all of them, also of what is deleted and not yet erased."""
+
+from collections.abc import Iterator
+
+from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, ArtifactStore
+from graftwork.adapters.registry.tables import (
+    AdapterAliasRow,
+    AdapterRow,
+    AdapterTagRow,
+    AdapterVersionRow,
+    AliasChangeRow,
+    RolloutFiguresRow,
+    RolloutRow,
+)
+from graftwork.platform.exports.exporter import Content, ContentsOf
+from graftwork.platform.exports.sections import Row, Section
+
+_VERSIONS = Section("adapters/versions", AdapterVersionRow)
+_ROLLOUTS = Section(
+    "adapters/rollouts",
+    RolloutRow,
+    withheld={"lease_owner": "names a process of the server, and nothing of the tenant"},
+)
+ADAPTER_SECTIONS = (
+    Section("adapters/adapters", AdapterRow),
+    _VERSIONS,
+    Section("adapters/tags", AdapterTagRow),
+    Section("adapters/aliases", AdapterAliasRow),
+    Section("adapters/alias_changes", AliasChangeRow),
+    _ROLLOUTS,
+    Section(
+        "adapters/rollout_figures",
+        RolloutFiguresRow,
+        owner=None,
+        parent=_ROLLOUTS,
+        parent_column="rollout_id",
+        withheld={"gateway_id": "names a process of the server, and nothing of the tenant"},
+    ),
+)
+
+
+def adapter_files(artifacts: ArtifactStore) -> ContentsOf:
+    """Returns the two files of each adapter version, under its digest. Versions with equal files have them once."""
+
+    def contents(row: Row) -> Iterator[Content]:
+        digest = str(row["digest"])
+        folder = f"adapters/{digest.removeprefix('sha256:')}"
+        yield Content(f"{folder}/{CONFIG_NAME}", lambda: artifacts.open(digest).config.open("rb"))
+        yield Content(f"{folder}/{WEIGHTS_NAME}", lambda: artifacts.open(digest).weights.open("rb"), compress=False)
+
+    return ContentsOf(_VERSIONS, contents)

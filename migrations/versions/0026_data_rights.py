@@ -1,0 +1,50 @@
+"""Adds the exports of everything that a tenant has, and how long a tenant's data is kept."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0026_data_rights"
+down_revision = "0025_batches"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "exports",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("tenant_id", sa.String(64), nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("requested_by", sa.String(200), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("started_at", sa.Float(), nullable=True),
+        sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("expires_at", sa.Float(), nullable=True),
+        sa.Column("num_rows", sa.BigInteger(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("sha256", sa.String(64), nullable=True),
+        sa.Column("error_code", sa.String(64), nullable=True),
+        sa.Column("error_message", sa.String(1000), nullable=True),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("gateway", sa.String(128), nullable=True),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_exports"),
+    )
+    op.create_index("ix_exports_tenant_id_id", "exports", ["tenant_id", "id"])
+    op.create_index("ix_exports_status", "exports", ["status"])
+    op.create_index("ix_exports_expires_at", "exports", ["expires_at"])
+    op.create_table(
+        "tenant_retention",
+        sa.Column("tenant_id", sa.String(64), nullable=False),
+        sa.Column("session_days", sa.Integer(), nullable=True),
+        sa.Column("response_days", sa.Integer(), nullable=True),
+        sa.Column("file_days", sa.Integer(), nullable=True),
+        sa.Column("usage_days", sa.Integer(), nullable=True),
+        sa.Column("changed_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", name="pk_tenant_retention"),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("tenant_retention")
+    op.drop_table("exports")

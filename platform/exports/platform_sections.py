@@ -1,0 +1,59 @@
+"""Declares which rows of the platform's own tables are in an export, and why the others are not."""
+
+import json
+import zlib
+from typing import Any
+
+from graftwork.platform.alerts.tables import BudgetAlertRow, WebhookRow
+from graftwork.platform.batches.tables import BatchAnswerRow, BatchRow, FileRow
+from graftwork.platform.exports.sections import Section, text_of
+from graftwork.platform.exports.tables import ExportRow
+from graftwork.platform.ledger.tables import MonthlySpendRow, UsageRow
+from graftwork.platform.prices.tables import PriceListRow
+from graftwork.platform.tenancy.tables import (
+    ApiKeyRow,
+    AuditRow,
+    IdempotencyRow,
+    OwnerQuotaRow,
+    QuotaRow,
+    TenantRow,
+)
+from graftwork.platform.tracing.tables import RequestTraceRow
+
+_GATEWAY = {"gateway": "names a process of the server, and nothing of the tenant"}
+
+
+def _timeline(body: bytes) -> Any:
+    return json.loads(zlib.decompress(body))
+
+
+FILES = Section("files", FileRow)
+PLATFORM_SECTIONS = (
+    Section("tenant", TenantRow, owner="id"),
+    Section("keys", ApiKeyRow, withheld={"key_hash": "whoever has it can test guesses of the key"}),
+    Section("limits", QuotaRow),
+    Section("limits_of_keys_and_users", OwnerQuotaRow),
+    Section("prices", PriceListRow),
+    Section("webhook", WebhookRow, owner="owner_id"),
+    Section("budget_alerts", BudgetAlertRow),
+    Section("audit", AuditRow),
+    Section("usage", UsageRow),
+    Section("monthly_spend", MonthlySpendRow),
+    Section("timelines", RequestTraceRow, decoders={"body": _timeline}),
+    Section("idempotency_keys", IdempotencyRow, owner="owner", decoders={"body": text_of}, withheld=_GATEWAY),
+    FILES,
+    Section("batches", BatchRow, withheld=_GATEWAY),
+    Section("batch_answers", BatchAnswerRow, decoders={"body": text_of}),
+    Section("exports", ExportRow, withheld=_GATEWAY),
+)
+LEFT_OUT = {
+    "access_changes": "counts the changes of all tenants' access",
+    "adapter_artifacts": "has the digests of all tenants' files; those of the tenant are in adapters/versions",
+    "degraded_modes": "is the operator's, and the same for all tenants",
+    "engine_demands": "is about engines",
+    "gateways": "is about the server's processes",
+    "organisations": "is the operator's; the tenant's row has the id of its organisation",
+    "replicas": "is about engines",
+    "trace_switches": "is the operator's; what was traced is in timelines",
+}
+"""The tables of which an export has nothing, with the reason for each."""
