@@ -30,8 +30,10 @@ async def run_on_the_settings_database() -> None:
     import graftwork.adapters.registry.tables
     import graftwork.platform.alerts.tables
     import graftwork.platform.batches.tables
+    import graftwork.platform.exports.tables
     import graftwork.platform.ledger.tables
     import graftwork.platform.modes.tables
+    import graftwork.platform.retention.tables
     import graftwork.platform.tenancy.tables
     import graftwork.platform.tracing.tables
     import graftwork.sessions.store.tables  # noqa: F401

@@ -114,7 +114,7 @@ class SessionService:
         self._kv = dependencies.kv
         self._running = running
         self._log = dependencies.log
-        self._sweeper = SessionSweeper(database, clock, dependencies.kv, retention_s)
+        self.sweeper = SessionSweeper(database, clock, dependencies.kv, retention_s)
         self.store = SessionStore(database, clock, retention_s)
         self.eraser = SessionEraser(database, self.store, self.recover)
         self.loader = SessionLoader(self.store, dependencies.store, running)
@@ -141,7 +141,7 @@ class SessionService:
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
             await self.store.remove_unused(scope, session_id)
-        return await self._sweeper.sweep()
+        return await self.sweeper.sweep()
 
     async def close(self) -> None:
         """Ends the turns that run in this process as failed, and stores the last event of each turn.

@@ -1,4 +1,4 @@
-"""Deletes sessions whose time to live has passed.
+"""Deletes sessions whose time to live has passed, and those that are older than their tenant wants.
 
     mark as expired ──► delete events ──► delete checkpoints, items and turns ──► delete the session's row
     (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
@@ -16,7 +16,7 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.ids import SessionId
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
-from graftwork.sessions.core.session import SessionStatus
+from graftwork.sessions.core.session import AgentSession, SessionKind, SessionStatus
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import deletion_rows, session_rows
 from graftwork.sessions.store.turn_rows import find_chain
@@ -60,6 +60,25 @@ class SessionSweeper:
             _log.info("%d sessions were over and are deleted", num_deleted)
         return num_deleted
 
+    async def delete_unchanged(self, scope: TenantScope, kind: SessionKind, before: float) -> int:
+        """Deletes the sessions of a tenant, of one kind, that were last changed before a time in Unix seconds.
+
+        Leaves out sessions that run a turn. Returns how many it has deleted or, if forks share their rows, hidden.
+        """
+        num_deleted, after = 0, None
+        while True:
+            async with self._database.read() as database:
+                found = await deletion_rows.find_unchanged(
+                    database, scope, kind, before, after=after, limit=_SESSIONS_PER_QUERY
+                )
+            for session_id in found:
+                if await self._expire(scope, session_id, lambda session: session.updated_at < before):
+                    await self._delete_rows(scope, session_id)
+                    num_deleted += 1
+            if len(found) < _SESSIONS_PER_QUERY:
+                return num_deleted
+            after = found[-1]
+
     async def _round(self) -> int:
         num_deleted, before = 0, None
         while found := await self._find(before):
@@ -76,22 +95,27 @@ class SessionSweeper:
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, scope: TenantScope, session_id: SessionId) -> bool:
-        if not await self._expire(scope, session_id):
-            return False
+        def is_over(session: AgentSession) -> bool:
+            return session.is_over(self._clock.now(), self._retention_s)
+
+        return await self._expire(scope, session_id, is_over) and await self._delete_rows(scope, session_id)
+
+    async def _delete_rows(self, scope: TenantScope, session_id: SessionId) -> bool:
+        """Deletes the rows of an expired session that no fork needs. Returns whether nothing is left of it."""
         await self._delete_all(deletion_rows.delete_events, scope, session_id, _EVENTS_PER_TRANSACTION)
         await self._delete_all(deletion_rows.delete_checkpoints, scope, session_id, _CHECKPOINTS_PER_TRANSACTION)
         async with self._database.write() as database:
             await deletion_rows.delete_turns(database, scope, session_id)
             return await deletion_rows.delete_expired_session(database, scope, session_id)
 
-    async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
+    async def _expire(self, scope: TenantScope, session_id: SessionId, is_due: Callable[[AgentSession], bool]) -> bool:
         """Marks the session as expired and frees its KV. Returns whether the session is expired now.
 
-        Does not change a session that was used since the search.
+        Does not change a session that runs a turn, or that was used since the search, so that it is not due any more.
         """
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
-            if session is None or not session.is_over(self._clock.now(), self._retention_s):
+            if session is None or session.status is SessionStatus.RUNNING or not is_due(session):
                 return False
             if session.status is SessionStatus.EXPIRED:
                 return True

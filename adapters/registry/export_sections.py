@@ -1,6 +1,8 @@
 """Declares which rows and files of adapters are in an export: all of them, also of what is deleted and not yet erased."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, ArtifactStore
 from graftwork.adapters.registry.tables import (
@@ -12,6 +14,7 @@ from graftwork.adapters.registry.tables import (
     RolloutFiguresRow,
     RolloutRow,
 )
+from graftwork.platform.errors import NotFound
 from graftwork.platform.exports.exporter import Content, ContentsOf
 from graftwork.platform.exports.sections import Row, Section
 
@@ -45,7 +48,14 @@ def adapter_files(artifacts: ArtifactStore) -> ContentsOf:
     def contents(row: Row) -> Iterator[Content]:
         digest = str(row["digest"])
         folder = f"adapters/{digest.removeprefix('sha256:')}"
-        yield Content(f"{folder}/{CONFIG_NAME}", lambda: artifacts.open(digest).config.open("rb"))
-        yield Content(f"{folder}/{WEIGHTS_NAME}", lambda: artifacts.open(digest).weights.open("rb"), compress=False)
+        yield Content(f"{folder}/{CONFIG_NAME}", lambda: _opened(artifacts.open(digest).config))
+        yield Content(f"{folder}/{WEIGHTS_NAME}", lambda: _opened(artifacts.open(digest).weights), compress=False)
 
     return ContentsOf(_VERSIONS, contents)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:  # it was deleted since its path was found
+        raise NotFound(f"There is no file {path.name!r} of this adapter.", code="artifact_not_found") from None

@@ -43,6 +43,7 @@ from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
+from graftwork.platform.retention.retention import RetentionKeeper
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import Authenticator
@@ -264,6 +265,7 @@ class RightsResources:
     exports: ExportKeeper
     worker: ExportWorker
     """Makes the exports that this process claims."""
+    retention: RetentionKeeper
     tasks: ServerTasks
 
 

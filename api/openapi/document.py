@@ -47,6 +47,7 @@ TAGS = {
     "models": "The names that requests may give as `model`.",
     "adapters": "A tenant's LoRA adapters, their versions and aliases.",
     "usage": "A tenant's own usage and limits.",
+    "data": "A tenant's rights over its data: exports of everything, and how long it is kept.",
     "admin": "Tenants, keys, quotas and replicas, with the operator's key.",
     "operations": "Health, readiness and the version need no key. Metrics need the admin key.",
 }

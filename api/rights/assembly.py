@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.export_sections import ADAPTER_SECTIONS, adapter_files
-from graftwork.api.deps.resources import RightsResources, ServerTasks, repeating
+from graftwork.api.deps.resources import BatchResources, RightsResources, SessionResources, repeating
 from graftwork.platform.batches.file_folder import FileFolder
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
@@ -18,7 +18,10 @@ from graftwork.platform.exports.platform_sections import FILES, LEFT_OUT, PLATFO
 from graftwork.platform.exports.sections import Row
 from graftwork.platform.exports.worker import ExportWorker
 from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.retention.retention import RetentionKeeper
 from graftwork.platform.settings.settings import Settings
+from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.sessions.core.session import SessionKind
 from graftwork.sessions.store.export_sections import SESSION_SECTIONS
 
 EXPORTS_FOLDER = "exports"
@@ -40,13 +43,32 @@ def export_plan(files: FileFolder, artifacts: ArtifactStore) -> Plan:
     )
 
 
-def rights_resources(
-    settings: Settings, database: Database, clock: Clock, lease: GatewayLease, tasks: ServerTasks, plan: Plan
-) -> RightsResources:
-    """Returns the services of the routes for exports."""
-    exports = ExportKeeper(database, FileFolder(settings.data_dir / EXPORTS_FOLDER), clock)
-    worker = ExportWorker(database, Exporter(database, plan), exports, lease, clock, settings.export_retention_s)
-    return RightsResources(exports, worker, tasks)
+def export_services(
+    settings: Settings, database: Database, clock: Clock, lease: GatewayLease, plan: Plan
+) -> tuple[ExportKeeper, ExportWorker]:
+    """Returns what keeps exports, and what makes them on the gateway of this lease."""
+    keeper = ExportKeeper(database, FileFolder(settings.data_dir / EXPORTS_FOLDER), clock)
+    return keeper, ExportWorker(database, Exporter(database, plan), keeper, lease, clock, settings.export_retention_s)
+
+
+def retention_keeper(
+    database: Database, clock: Clock, sessions: SessionResources, batches: BatchResources
+) -> RetentionKeeper:
+    """Returns what keeps the tenants' retention, and deletes what is older."""
+
+    async def delete_sessions(scope: TenantScope, before: float) -> int:
+        return await sessions.sessions.sweeper.delete_unchanged(scope, SessionKind.SESSION, before)
+
+    return RetentionKeeper(
+        database,
+        clock,
+        {
+            "session_days": delete_sessions,
+            "response_days": sessions.responses.delete_older,
+            "file_days": batches.batches.delete_older,
+            "usage_days": sessions.meter.delete_older,
+        },
+    )
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack, overload
 
 from graftwork.api.sdk.account import Moment
+from graftwork.api.sdk.data_rights import TenantExports, TenantRetentions
 from graftwork.api.sdk.limits import Organisations, Quotas, Webhooks, tenant_path
 from graftwork.api.sdk.overview import ServerOverviewQuery, follow_overview
 from graftwork.api.sdk.transport.effects import Call, Steps
@@ -227,6 +228,14 @@ class Admin(Resource[R]):
     @property
     def webhooks(self) -> Webhooks[R]:
         return Webhooks(self._runtime)
+
+    @property
+    def exports(self) -> TenantExports[R]:
+        return TenantExports(self._runtime)
+
+    @property
+    def retention(self) -> TenantRetentions[R]:
+        return TenantRetentions(self._runtime)
 
     @property
     def modes(self) -> Modes[R]:

@@ -22,6 +22,7 @@ from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
 from graftwork.api.sdk.batches import Batches, Files
 from graftwork.api.sdk.chat import Chat, Models
+from graftwork.api.sdk.data_rights import Exports, OwnRetention
 from graftwork.api.sdk.embeddings import Embeddings
 from graftwork.api.sdk.overview import OwnOverview
 from graftwork.api.sdk.sessions import Sessions
@@ -47,6 +48,8 @@ class ApiClient(Generic[R]):
         self.sessions: Sessions[R] = Sessions(runtime)
         self.files: Files[R] = Files(runtime)
         self.batches: Batches[R] = Batches(runtime)
+        self.exports: Exports[R] = Exports(runtime)
+        self.retention: OwnRetention[R] = OwnRetention(runtime)
         self.usage: UsageLedger[R] = UsageLedger(runtime)
         self.quota: OwnQuota[R] = OwnQuota(runtime)
         self.overview: OwnOverview[R] = OwnOverview(runtime)

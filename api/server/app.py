@@ -19,7 +19,7 @@ from graftwork.api.http.errors import install_error_handlers
 from graftwork.api.http.methods import HeadMiddleware, refuse_methods_of_wider_paths
 from graftwork.api.http.middleware import CrashMiddleware, RequestIdMiddleware
 from graftwork.api.openapi.document import complete
-from graftwork.api.rights import export_routes
+from graftwork.api.rights import export_routes, retention_routes
 from graftwork.api.routes import (
     adapters,
     admin,
@@ -70,6 +70,7 @@ _ROUTERS = (
     file_routes.router,
     batch_routes.router,
     export_routes.router,
+    retention_routes.router,
     usage.router,
     prices.router,
     overview.router,
@@ -83,6 +84,7 @@ _ROUTERS = (
     quotas.router,
     webhooks.router,
     export_routes.admin_router,
+    retention_routes.admin_router,
     admin.reports_router,
     console.pages_router,
     console.session_router,

@@ -55,6 +55,7 @@ def tenant_erasure(
             "adapters": inference.registry.erase,
             "batches and files": batches.erase,
             "exports": rights.exports.erase,
+            "retention": rights.retention.erase,
             "kv": forget,
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,

@@ -21,6 +21,7 @@ from graftwork.api.deps.resources import (
     AdminResources,
     InferenceResources,
     Resources,
+    RightsResources,
     ServerResources,
     ServerTasks,
     SessionResources,
@@ -29,7 +30,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
-from graftwork.api.rights.assembly import export_plan, making_exports, rights_resources
+from graftwork.api.rights.assembly import export_plan, export_services, making_exports, retention_keeper
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
@@ -180,6 +181,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "batches": resources.batches.batches.sweep,
         "files": resources.batches.files.sweep,
         "exports": resources.rights.exports.sweep,
+        "old data": resources.rights.retention.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
         "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
     }
@@ -228,7 +230,9 @@ async def _assemble(base: Foundation) -> Resources:
     sessions = _session_resources(base, inference, served)
     batches = batch_resources(base.settings, base.database, base.clock)
     plan = export_plan(batches.files.folder, _artifacts(base))
-    rights = rights_resources(base.settings, base.database, base.clock, base.lease, inference.tasks, plan)
+    exports = export_services(base.settings, base.database, base.clock, base.lease, plan)
+    retention = retention_keeper(base.database, base.clock, sessions, batches)
+    rights = RightsResources(*exports, retention, inference.tasks)
     erasure = tenant_erasure(base, inference, sessions.sessions, batches.batches, rights)
     admin = _admin_resources(base, tenants, inference, erasure)
     return Resources(

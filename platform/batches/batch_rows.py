@@ -156,6 +156,12 @@ async def find_old(session: ReadSession, ended_before: float, limit: int) -> lis
     return [_batch(row) for row in (await session.scalars(statement)).all()]
 
 
+async def find_ended(session: ReadSession, scope: TenantScope, before: float, limit: int) -> list[Batch]:
+    """Returns batches of the tenant that ended before a time, in Unix seconds."""
+    rows = await session.scalars(_of(scope).where(BatchRow.ended_at < before).order_by(BatchRow.id).limit(limit))
+    return [_batch(row) for row in rows.all()]
+
+
 async def erase(session: WriteSession, scope: TenantScope) -> None:
     """Deletes all batches of a tenant and their answers."""
     await session.execute(delete(BatchAnswerRow).where(BatchAnswerRow.tenant_id == scope))

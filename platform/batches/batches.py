@@ -149,6 +149,20 @@ class BatchKeeper:
             if len(old) < _SWEPT_PER_QUERY:
                 return num_deleted
 
+    async def delete_older(self, scope: TenantScope, before: float) -> int:
+        """Deletes a tenant's batches that ended before a time in Unix seconds, and its files from before it. Returns how
+        many files and batches.
+        """
+        num_deleted = 0
+        while True:
+            async with self._database.read() as session:
+                old = await batch_rows.find_ended(session, scope, before, _SWEPT_PER_QUERY)
+            for batch in old:
+                await self._delete(batch)
+            num_deleted += len(old)
+            if len(old) < _SWEPT_PER_QUERY:
+                return num_deleted + await self.files.delete_older(scope, before)
+
     async def erase(self, scope: TenantScope) -> bool:
         """Erases all batches and files of a deleted tenant. Returns True."""
         async with self._database.write() as session:

@@ -90,6 +90,13 @@ async def find_lapsed(
     return [(TenantId(tenant_id), file_id) for tenant_id, file_id in found.all()]
 
 
+async def find_older(session: ReadSession, scope: TenantScope, before: float, limit: int) -> list[str]:
+    """Returns files of the tenant that were created before a time, in Unix seconds, and that no open batch reads."""
+    is_used = exists().where(BatchRow.input_file_id == FileRow.id, BatchRow.ended_at.is_(None))
+    old = select(FileRow.id).where(FileRow.tenant_id == scope, FileRow.created_at < before, FileRow.is_ready, ~is_used)
+    return list((await session.scalars(old.order_by(FileRow.id).limit(limit))).all())
+
+
 def _of(scope: TenantScope) -> Select[FileRow]:
     return select(FileRow).where(FileRow.tenant_id == scope)
 

@@ -135,6 +135,18 @@ class FileKeeper:
             if len(lapsed) < _SWEPT_PER_QUERY:
                 return num_removed
 
+    async def delete_older(self, scope: TenantScope, before: float) -> int:
+        """Deletes a tenant's files from before a time in Unix seconds. Returns how many. Files that a batch reads stay."""
+        num_deleted = 0
+        while True:
+            async with self._database.read() as session:
+                old = await file_rows.find_older(session, scope, before, _SWEPT_PER_QUERY)
+            for file_id in old:
+                await self.remove(scope, file_id)
+            num_deleted += len(old)
+            if len(old) < _SWEPT_PER_QUERY:
+                return num_deleted
+
     async def erase(self, scope: TenantScope) -> bool:
         """Erases all files of a deleted tenant. Call it after its batches were erased. Returns True."""
         async with self._database.write() as session:

@@ -22,7 +22,7 @@ _PIECE_BYTES = 1024 * 1024
 _LEVEL = 1
 """JSON shrinks to about a fifth at the fastest level, and slower ones gain little."""
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Writes ASCII, because clients may send halves of surrogate pairs, which UTF-8 cannot hold."""
+"""Writes ASCII, in which every string that JSON can hold is exact."""
 
 
 class Sink(Protocol):

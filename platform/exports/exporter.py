@@ -56,7 +56,7 @@ class Plan:
     def about(self) -> dict[str, Any]:
         """Returns what the manifest says of what is left out."""
         withheld = {
-            f"{section.file}: {column}": reason
+            f"tables/{section.file}: {column}": reason
             for section in self.sections
             for column, reason in section.withheld.items()
         }

@@ -10,6 +10,7 @@ from graftwork.platform.exports.sections import Section, text_of
 from graftwork.platform.exports.tables import ExportRow
 from graftwork.platform.ledger.tables import MonthlySpendRow, UsageRow
 from graftwork.platform.prices.tables import PriceListRow
+from graftwork.platform.retention.tables import RetentionRow
 from graftwork.platform.tenancy.tables import (
     ApiKeyRow,
     AuditRow,
@@ -44,6 +45,7 @@ PLATFORM_SECTIONS = (
     FILES,
     Section("batches", BatchRow, withheld=_GATEWAY),
     Section("batch_answers", BatchAnswerRow, decoders={"body": text_of}),
+    Section("retention", RetentionRow),
     Section("exports", ExportRow, withheld=_GATEWAY),
 )
 LEFT_OUT = {

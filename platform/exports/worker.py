@@ -9,8 +9,8 @@ Invariant: an archive has its name only when it is complete, and a row says `com
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 
 from graftwork.platform.batches.file_folder import NewContent
 from graftwork.platform.batches.files import finished
@@ -98,34 +98,49 @@ class ExportWorker:
             await self._fail(export, code, known.message if known else "The server's log says what went wrong.")
 
     async def _write(self, export: Export) -> None:
-        tenant_id, folder = export.tenant_id, self._keeper.folder
-        scope = scope_of_tenant(AdminPrincipal(), tenant_id)
         await self._keeper.drop_archives(export, before=True)
-        out = await asyncio.to_thread(folder.create, tenant_id, export.content_id)
-        archive = ArchiveWriter(out)
+        scope = scope_of_tenant(AdminPrincipal(), export.tenant_id)
         num_pages = 0
+        async with self._new_archive(export) as archive:
 
-        async def proceed() -> None:
-            nonlocal num_pages
-            num_pages += 1
-            if num_pages % _PAGES_PER_REPORT == 1:
-                await self._report(export, archive)
+            async def proceed() -> None:
+                nonlocal num_pages
+                num_pages += 1
+                if num_pages % _PAGES_PER_REPORT == 1:
+                    await self._report(export, archive)
 
-        try:
             await self._exporter.write(scope, archive, proceed)
             about = {
-                "tenant_id": tenant_id,
+                "tenant_id": export.tenant_id,
                 "export_id": export.id,
                 "began_at": export.started_at,
                 "ended_at": self._clock.now(),
                 **self._exporter.plan.about(),
             }
             await finished(asyncio.to_thread(archive.close, about))
-            await finished(asyncio.to_thread(out.complete))
-        except BaseException:
-            await asyncio.to_thread(_give_up, archive, out)
-            raise
         await self._complete(export, archive)
+
+    @asynccontextmanager
+    async def _new_archive(self, export: Export) -> AsyncGenerator[ArchiveWriter]:
+        """Opens a new archive. The end of the block completes its file; after an error nothing of it is left."""
+        opened = list[NewContent]()
+        try:
+            await finished(
+                asyncio.to_thread(
+                    lambda: opened.append(self._keeper.folder.create(export.tenant_id, export.content_id))
+                )
+            )
+            archive = ArchiveWriter(opened[0])
+            try:
+                yield archive
+            except BaseException:
+                await asyncio.to_thread(archive.abandon)
+                raise
+            await finished(asyncio.to_thread(opened[0].complete))
+        except BaseException:
+            for file in opened:
+                await asyncio.to_thread(file.discard)
+            raise
 
     async def _report(self, export: Export, archive: ArchiveWriter) -> None:
         """Stores how far the archive is. Raises _ExportLost if nobody wants it any more."""
@@ -162,8 +177,3 @@ class ExportWorker:
         values = {"status": ExportStatus.QUEUED, "gateway": None, "attempts": attempts}
         with suppress(Unavailable, _ExportLost):  # Unavailable: then the claim ends with this gateway's lease
             await self._change(export, values)
-
-
-def _give_up(archive: ArchiveWriter, out: NewContent) -> None:
-    archive.abandon()
-    out.discard()

@@ -73,6 +73,17 @@ class UsageMeter:
         async with self._database.write() as session:
             await drop_spend_before(session, month_of(now - _KEPT_S))
 
+    async def delete_older(self, scope: TenantScope, before: float) -> int:
+        """Deletes the usage rows of a tenant from before a time in Unix seconds. Returns how many. What its limits know of
+        this month stays.
+        """
+        num_deleted, num_rows = 0, _ERASED_PER_TRANSACTION
+        while num_rows == _ERASED_PER_TRANSACTION:
+            async with self._database.write() as session:
+                num_rows = await repository.delete_older(session, scope, before, _ERASED_PER_TRANSACTION)
+            num_deleted += num_rows
+        return num_deleted
+
     async def erase(self, scope: TenantScope) -> bool:
         """Erases the names of a deleted tenant's adapters, and what it and its end users have used this month. The records
         stay without them. Returns True.

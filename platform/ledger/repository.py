@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, case, exists, func, select, update
+from sqlalchemy import ColumnElement, case, delete, exists, func, select, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -117,6 +117,14 @@ async def erase_adapter_names(session: WriteSession, tenant_id: TenantId, limit:
     erase = update(UsageRow).where(UsageRow.tenant_id == tenant_id, UsageRow.request_id.in_(some))
     erase = erase.values(model=ERASED_ADAPTER, adapter=ERASED_ADAPTER).execution_options(synchronize_session=False)
     return cast(CursorResult[Any], await session.execute(erase)).rowcount
+
+
+async def delete_older(session: WriteSession, tenant_id: TenantId, before: float, limit: int) -> int:
+    """Deletes up to `limit` usage rows of a tenant from before a time in Unix seconds. Returns how many."""
+    some = select(UsageRow.request_id).where(UsageRow.tenant_id == tenant_id, UsageRow.at < before).limit(limit)
+    old = delete(UsageRow).where(UsageRow.tenant_id == tenant_id, UsageRow.request_id.in_(some))
+    done = await session.execute(old.execution_options(synchronize_session=False))
+    return cast(CursorResult[Any], done).rowcount
 
 
 def _adapter_names(tenant_id: TenantId, names: Mapping[str, str]) -> dict[str, ColumnElement[str]]:

@@ -62,6 +62,17 @@ class ResponseService:
             num_gone += len(found)
         return num_gone
 
+    async def delete_older(self, scope: TenantScope, before: float) -> int:
+        """Deletes a tenant's responses from before a time in Unix seconds, and its conversations that were last changed
+        before it. Returns how many.
+        """
+        num_gone = 0
+        while found := await self._store.find_older_of(scope, before, _SWEPT_AT_ONCE):
+            for record in found:
+                await self._delete(scope, record)
+            num_gone += len(found)
+        return num_gone + await self._sessions.sweeper.delete_unchanged(scope, SessionKind.CONVERSATION, before)
+
     async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
         """Starts a response.
 

@@ -51,6 +51,12 @@ class ResponseStore:
             rows = await database.scalars(statement.limit(limit))
             return [(scope_of_tenant(AdminPrincipal(), TenantId(row.tenant_id)), _record(row)) for row in rows]
 
+    async def find_older_of(self, scope: TenantScope, before: float, limit: int) -> list[ResponseRecord]:
+        """Returns up to `limit` responses of one tenant that were created before the time `before`, the oldest first."""
+        mine = select(ResponseRow).where(ResponseRow.created_at < before, ResponseRow.tenant_id == scope)
+        async with self._database.read() as database:
+            return [_record(row) for row in await database.scalars(mine.order_by(ResponseRow.created_at).limit(limit))]
+
     async def delete(self, scope: TenantScope, response_id: str) -> None:
         """Deletes a response, but not its turn. Does nothing if the response does not exist."""
         async with self._database.write() as database:

@@ -113,6 +113,26 @@ async def find_of_tenant(
     return [(SessionId(session_id), SessionStatus(status)) for session_id, status in rows]
 
 
+async def find_unchanged(
+    database: ReadSession,
+    scope: TenantScope,
+    kind: SessionKind,
+    before: float,
+    *,
+    after: SessionId | None,
+    limit: int,
+) -> list[SessionId]:
+    """Finds up to `limit` sessions of one tenant and kind that were last changed before the time `before` and run no
+    turn, in the order of their ids. `after` is the last id that the previous search found.
+    """
+    at_rest = SessionRow.status.not_in((SessionStatus.RUNNING.value, SessionStatus.EXPIRED.value))
+    mine = select(SessionRow.id).where(SessionRow.tenant_id == scope, SessionRow.kind == kind.value)
+    statement = mine.where(at_rest, SessionRow.updated_at < before)
+    if after is not None:
+        statement = statement.where(SessionRow.id > after)
+    return [SessionId(found) for found in await database.scalars(statement.order_by(SessionRow.id).limit(limit))]
+
+
 async def detach_forks(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
     """Cuts the histories of other sessions off the checkpoints of a session, so that these can be deleted.
 

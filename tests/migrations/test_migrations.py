@@ -19,6 +19,7 @@ import graftwork.platform.ledger.tables
 import graftwork.platform.modes.tables
 import graftwork.platform.prices.tables
 import graftwork.platform.replicas.tables
+import graftwork.platform.retention.tables
 import graftwork.platform.tenancy.tables
 import graftwork.platform.tracing.tables
 import graftwork.sessions.store.tables  # noqa: F401

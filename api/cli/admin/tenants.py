@@ -1,17 +1,22 @@
-"""Defines `graftwork tenants`, which creates, lists, shows, suspends, resumes and deletes tenants, and shows erasures."""
+"""Defines `graftwork tenants`, which creates, lists, shows, suspends, resumes and deletes tenants, exports what they
+have, and shows erasures."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graftwork.api.cli.console.connect import connect, tenant_id_of, tenant_ids_of
-from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table
+from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table, size
 
 if TYPE_CHECKING:
     from graftwork.platform.answers.admin import Tenant
 
 app = typer.Typer(no_args_is_help=True, help="Tenants: who may use this server. Needs GRAFTWORK_ADMIN_KEY.")
 
+DaysOption = Annotated[
+    int | None, typer.Option(min=0, metavar="DAYS", help="Days after which they are deleted; 0 keeps them for ever.")
+]
 TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id or name.")]
 
 
@@ -116,6 +121,67 @@ def erasure(
         return show_json(state.raw)
     done = "not yet" if state.erased_at is None else moment(state.erased_at)
     return show_facts([("id", state.tenant_id), ("status", state.status), ("erased", done)])
+
+
+@app.command()
+def export(
+    tenant: TenantArgument,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="FILE", help="The new file for the archive (ZIP).", show_default=False),
+    ],
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the archive on the server too, until it expires.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Export everything that a tenant has: sessions with their tokens, adapters, files, usage, keys without secrets.
+
+    Example: graftwork tenants export acme --out acme.zip
+    """
+    if out.exists():
+        raise typer.BadParameter(f"{out} exists: give a new file, so that nothing is overwritten.", param_hint="--out")
+    with connect() as client:
+        tenant_id = tenant_id_of(client, tenant)
+        exports = client.admin.exports
+        made = exports.wait(tenant_id, exports.create(tenant_id).id)
+        if made.error is None:
+            exports.download(tenant_id, made.id, out)
+        if not keep:
+            exports.delete(tenant_id, made.id)
+    if as_json:
+        show_json(made.raw)
+    elif made.error is None:
+        typer.echo(f"{out} has {made.rows} rows and all files of {tenant} ({size(made.bytes)}), SHA-256 {made.sha256}.")
+    if made.error is not None:
+        typer.echo(f"The export has failed: {made.error.message}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def retention(
+    tenant: TenantArgument,
+    sessions: DaysOption = None,
+    responses: DaysOption = None,
+    files: DaysOption = None,
+    usage: DaysOption = None,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show for how many days a tenant's data is kept; with options, set some of them. 0 means for ever.
+
+    Example: graftwork tenants retention acme --sessions 90 --responses 30
+    """
+    given = {"session_days": sessions, "response_days": responses, "file_days": files, "usage_days": usage}
+    changes = {name: days or None for name, days in given.items() if days is not None}
+    with connect() as client:
+        tenant_id = tenant_id_of(client, tenant)
+        found = client.admin.retention.get(tenant_id)
+        if changes:
+            confirm(f"Delete what {tenant} has for longer than that, within minutes and for good?", yes)
+            days: dict[str, int | None] = {name: getattr(found, name) for name in given}
+            found = client.admin.retention.set(tenant_id, **(days | changes))
+    if as_json:
+        return show_json(found.raw)
+    return show_facts([(name.replace("_", " "), getattr(found, name) or "for ever") for name in given])
 
 
 def _show(tenant: "Tenant", as_json: bool) -> None:

@@ -89,6 +89,13 @@ class ReadStream:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseStream:
+    """An effect that closes an open stream before its end. The result is None."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep:
     """An effect that waits for a number of seconds. The result is None."""
 
@@ -119,6 +126,6 @@ class Emit(Generic[T]):
     event: T
 
 
-Effect = Send | OpenStream | ReadStream | Sleep | RunTools | Opened | Emit[Any]
+Effect = Send | OpenStream | ReadStream | CloseStream | Sleep | RunTools | Opened | Emit[Any]
 Steps = Generator[Effect, Any, T]
 """The generator of one method of the SDK. It yields effects, and returns the method's result, a T."""

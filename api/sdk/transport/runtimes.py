@@ -14,6 +14,7 @@ import httpx
 
 from graftwork.api.sdk.transport.effects import (
     Call,
+    CloseStream,
     Connection,
     Effect,
     Emit,
@@ -121,6 +122,8 @@ class SyncRuntime:
                 return self._open(call, connection)
             case ReadStream(connection):
                 return next(connection.chunks, None)
+            case CloseStream(connection):
+                return self.close_connection(connection)
             case Sleep(seconds):
                 return self._sleep(seconds)
             case RunTools(calls, tools, timeout):
@@ -192,6 +195,8 @@ class AsyncRuntime:
                 return await self._open(call, connection)
             case ReadStream(connection):
                 return await anext(connection.chunks, None)
+            case CloseStream(connection):
+                return await self.close_connection(connection)
             case Sleep(seconds):
                 return await self._sleep(seconds)
             case RunTools(calls, tools, timeout):

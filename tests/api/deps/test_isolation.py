@@ -26,6 +26,7 @@ UNKNOWN = {
     "request_id": "req_00000000000000000000000000",
     "rollout_id": "rol_00000000000000000000000000",
     "file_id": "file_00000000000000000000000000",
+    "export_id": "export_00000000000000000000000000",
     "batch_id": "batch_00000000000000000000000000",
     "message_batch_id": "msgbatch_00000000000000000000000000",
 }
@@ -66,8 +67,12 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     conversation = (await tenant.client.post("/v1/conversations", json=first)).json()
     batches = await owned_batches(tenant)
     items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
+    export = (await tenant.client.post("/v1/exports")).json()
+    while export["status"] != "completed":
+        export = (await tenant.client.get(f"/v1/exports/{export['id']}")).json()
     return {
         **batches,
+        "export_id": export["id"],
         "item_id": items["first_id"],
         "response_id": answer.json()["id"],
         "request_id": answer.headers["x-request-id"],

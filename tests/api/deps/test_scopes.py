@@ -13,8 +13,9 @@ from tests.api.signed_in import signed_in
 FREE = re.compile(r"GET /v1/(adapters|models|requests)\b.*")
 NEEDED = {
     Scope.ADAPTERS: re.compile(r"(POST|PUT|PATCH|DELETE) /v1/adapters\b.*"),
-    Scope.USAGE: re.compile(r"GET /v1/(usage|quota|prices|overview|invoices?)\b.*"),
+    Scope.USAGE: re.compile(r"GET /v1/(usage|quota|prices|overview|invoices?|retention)\b.*"),
     Scope.READ: re.compile(r"GET /v1/(sessions|responses|conversations|files|batches|messages/batches)\b.*"),
+    Scope.EXPORT: re.compile(r"(GET|POST|DELETE) /v1/exports\b.*"),
     Scope.INFERENCE: re.compile(
         r"(POST|PATCH|DELETE) "
         r"/v1/(sessions|responses|conversations|chat|completions|embeddings|messages|tokenize|detokenize|files|batches)\b.*"

@@ -213,6 +213,10 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     items = f"/v1/conversations/{conversation}/items"
     hidden = (await client.get(items)).json()["data"][0]["id"]
     assert (await client.delete(f"{items}/{hidden}")).status_code == 200
+    assert (await client.post("/v1/exports")).status_code == 202
+    kept = await gateway.admin.put(f"{TENANTS}/{tenant.id}/retention", json={"usage_days": 400})
+    assert kept.status_code == 200, kept.text
+    await gateway.resources.rights.worker.tick()
     server, admin = gateway.resources.server, gateway.resources.admin
     sender = AlertSender(server.clock, ())
     await BudgetAlerts(server.database, server.clock, admin.pepper, sender).watch()
@@ -249,7 +253,7 @@ async def all_text(database: Database, tenant_id: str) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    folders = ("artifacts", "files")
+    folders = ("artifacts", "files", "exports")
     return [path for each in folders for path in (folder / each).rglob("*") if path.is_file()]
 
 

@@ -83,9 +83,11 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
     kinds = ("adapters", "tenants")
     rows = (
         "batches",
+        "exports",
         "files",
         "idempotency keys",
         "old alerts",
+        "old data",
         "old months",
         "responses",
         "sessions",
