@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from graftwork.api.deps.resources import Admin, ForRights, UsageKey
 from graftwork.api.deps.route_classes import AdminRoute, NativeRoute
 from graftwork.api.schemas.base import NativeBody
-from graftwork.platform.answers.data_rights import Retention, TenantRetention
+from graftwork.platform.answers.data_rights import Days, Retention, TenantRetention, UsageDays
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.principals import scope_of_tenant
 
@@ -13,8 +13,17 @@ router = APIRouter(prefix="/v1/retention", tags=["data"], route_class=NativeRout
 admin_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/retention", tags=["admin"], route_class=AdminRoute)
 
 
-class RetentionBody(NativeBody, Retention):
+class DataRetentionBody(NativeBody):
     """The body of a request that sets a tenant's retention. A missing field means that nothing is deleted by its age."""
+
+    session_days: Days = None
+    """The days after its last change for which a session is kept."""
+    response_days: Days = None
+    """The days for which responses are kept, and conversations after their last change."""
+    file_days: Days = None
+    """The days for which files and ended batches are kept."""
+    usage_days: UsageDays = None
+    """The days for which the usage row of each request is kept."""
 
 
 @router.get("")
@@ -32,7 +41,7 @@ async def get_tenant_retention(tenant_id: str, resources: ForRights, admin: Admi
 
 @admin_router.put("")
 async def set_tenant_retention(
-    tenant_id: str, body: RetentionBody, resources: ForRights, admin: Admin
+    tenant_id: str, body: DataRetentionBody, resources: ForRights, admin: Admin
 ) -> TenantRetention:
     """Replace for how many days the server keeps a tenant's data. What is older is deleted within minutes, for good.
 

@@ -41,6 +41,7 @@ MIN_USAGE_DAYS = 62
 """The fewest days for which usage rows are kept: the invoices of this month and the last need them."""
 MAX_DAYS = 36_500
 Days = Annotated[int | None, Field(ge=1, le=MAX_DAYS)]
+UsageDays = Annotated[int | None, Field(ge=MIN_USAGE_DAYS, le=MAX_DAYS)]
 
 
 class Retention(Answer):
@@ -55,7 +56,7 @@ class Retention(Answer):
     days holds for responses too."""
     file_days: Days = None
     """The days for which files and ended batches are kept. The server's own limit `file_retention_s` holds too."""
-    usage_days: Annotated[int | None, Field(ge=MIN_USAGE_DAYS, le=MAX_DAYS)] = None
+    usage_days: UsageDays = None
     """The days for which the usage row of each request is kept. Invoices of older months then show nothing; what was
     spent in this month and the last stays."""
 

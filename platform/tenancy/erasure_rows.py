@@ -24,6 +24,20 @@ async def find_deleted(session: ReadSession, since: float) -> list[TenantId]:
     return [TenantId(tenant_id) for tenant_id in await session.scalars(statement.order_by(TenantRow.id))]
 
 
+async def page_of_deleted(session: ReadSession, after: str, limit: int) -> list[Erasure]:
+    """Returns up to `limit` deleted tenants in the order of their ids, after one id."""
+    deleted = select(TenantRow).where(TenantRow.status == TenantStatus.DELETED, TenantRow.id > after)
+    return [_erasure(row) for row in await session.scalars(deleted.order_by(TenantRow.id).limit(limit))]
+
+
+async def erase_again(session: WriteSession, tenant_id: TenantId) -> bool:
+    """Makes a deleted tenant count as not erased, so that all of it is erased again. Returns False if the tenant was not
+    deleted.
+    """
+    deleted = update(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
+    return cast(CursorResult[Any], await session.execute(deleted.values(erased_at=None))).rowcount == 1
+
+
 async def find_erasure(session: ReadSession, tenant_id: TenantId) -> Erasure | None:
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
     row = await session.scalar(statement)

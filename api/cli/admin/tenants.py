@@ -130,7 +130,9 @@ def export(
         Path,
         typer.Option("--out", "-o", metavar="FILE", help="The new file for the archive (ZIP).", show_default=False),
     ],
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the archive on the server too, until it expires.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep-archive", help="Keep the archive on the server too, until it expires.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Export everything that a tenant has: sessions with their tokens, adapters, files, usage, keys without secrets.
@@ -159,18 +161,23 @@ def export(
 @app.command()
 def retention(
     tenant: TenantArgument,
-    sessions: DaysOption = None,
-    responses: DaysOption = None,
-    files: DaysOption = None,
-    usage: DaysOption = None,
+    session_days: DaysOption = None,
+    response_days: DaysOption = None,
+    file_days: DaysOption = None,
+    usage_days: DaysOption = None,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Show for how many days a tenant's data is kept; with options, set some of them. 0 means for ever.
 
-    Example: graftwork tenants retention acme --sessions 90 --responses 30
+    Example: graftwork tenants retention acme --session-days 90 --response-days 30
     """
-    given = {"session_days": sessions, "response_days": responses, "file_days": files, "usage_days": usage}
+    given = {
+        "session_days": session_days,
+        "response_days": response_days,
+        "file_days": file_days,
+        "usage_days": usage_days,
+    }
     changes = {name: days or None for name, days in given.items() if days is not None}
     with connect() as client:
         tenant_id = tenant_id_of(client, tenant)

@@ -1,11 +1,12 @@
 """Defines `graftwork db`, which upgrades or downgrades the database's schema, and shows its revision."""
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.api.cli.commands import erasures
+from graftwork.api.cli.console.database import open_database
 from graftwork.api.cli.console.flags import DatabaseUrl, DataDir
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, show_facts, show_json
 
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="The database's schema. `serve` brings its own database forward itself.")
 
 
+app.add_typer(erasures.app, name="erasures")
+
+
 @app.command()
 def upgrade(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
     """Bring the database to the newest schema. If the database has no schema yet, create one.
 
     Example: graftwork db upgrade --database-url postgresql://graftwork@db/graftwork
     """
-    asyncio.run(_upgrade(_database(data_dir, database_url)))
+    asyncio.run(_upgrade(open_database(data_dir, database_url)))
 
 
 @app.command()
@@ -36,7 +40,7 @@ def downgrade(
     Example: graftwork db downgrade 0001_tenancy --yes
     """
     confirm(f"Go back to {revision}, and lose what newer tables hold?", yes)
-    asyncio.run(_downgrade(_database(data_dir, database_url), revision))
+    asyncio.run(_downgrade(open_database(data_dir, database_url), revision))
 
 
 @app.command()
@@ -45,21 +49,10 @@ def current(data_dir: DataDir = None, database_url: DatabaseUrl = None, as_json:
 
     Example: graftwork db current
     """
-    revision, head = asyncio.run(_revisions(_database(data_dir, database_url)))
+    revision, head = asyncio.run(_revisions(open_database(data_dir, database_url)))
     if as_json:
         return show_json({"current": revision, "head": head, "up_to_date": revision == head})
     return show_facts([("current", revision or "nothing yet"), ("head", head)])
-
-
-def _database(data_dir: Path | None, database_url: str | None) -> "Database":
-    # Only these commands need SQLAlchemy and Alembic.
-    from graftwork.platform.data_folder import prepare_data_folder
-    from graftwork.platform.database import Database
-    from graftwork.platform.settings.settings import Settings
-
-    settings = Settings.from_environment({"data_dir": data_dir, "database_url": database_url})
-    prepare_data_folder(settings.data_dir)
-    return Database(settings.resolved_database_url)
 
 
 async def _upgrade(database: "Database") -> None:

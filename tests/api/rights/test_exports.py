@@ -6,13 +6,10 @@ import io
 import json
 import zipfile
 from base64 import b64encode
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from sqlalchemy import text
 
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
@@ -23,18 +20,10 @@ from graftwork.platform.exports.platform_sections import LEFT_OUT
 from graftwork.platform.exports.sections import Section
 from graftwork.platform.exports.worker import REST_S
 from graftwork.platform.tenancy.erasure import SETTLE_S
-from tests.api.in_process_gateway import Gateway, adapter_upload, gateway_settings, open_gateway
+from tests.api.in_process_gateway import Gateway, adapter_upload
 from tests.api.routes.test_erasure import SECRET, rows_by_table, use_everything
 
 EXPORTS = "/v1/exports"
-
-
-@pytest.fixture
-async def gateway(tmp_path: Path, tiny_model: Path, database_url: str) -> AsyncIterator[Gateway]:
-    """A gateway on SQLite, then on PostgreSQL, that runs no batches."""
-    settings = replace(gateway_settings(tmp_path / "data", tiny_model, database_url), batch_concurrency=0)
-    async with open_gateway(settings) as opened:
-        yield opened
 
 
 async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
@@ -84,10 +73,11 @@ async def test_every_table_is_exported_or_left_out_for_a_reason(gateway: Gateway
     assert of_tenants - sections.keys() == set()
 
 
-async def test_every_row_and_every_column_is_in_the_archive(gateway: Gateway) -> None:
+async def test_every_row_and_every_column_is_in_the_archive(gateway_on_either: Gateway) -> None:
     """For each table that names a tenant, the archive has the rows that the database has of this tenant, with all columns
     but those that are withheld, and no row of another tenant.
     """
+    gateway = gateway_on_either
     tenant, other = await gateway.tenant(), await gateway.tenant("Other")
     for each in (tenant, other):
         await use_everything(gateway, each)
@@ -238,7 +228,7 @@ async def test_an_export_expires(gateway: Gateway, tmp_path: Path) -> None:
     """An export whose time is over is found no more, and the sweep deletes its archive and its row."""
     tenant = await gateway.tenant()
     export, _ = await exported(tenant.client)
-    folder = tmp_path / "data" / "exports"
+    folder = tmp_path / "exports"
     before = [path for path in folder.rglob("*") if path.is_file()]
 
     gateway.clock.advance(gateway.resources.server.settings.export_retention_s)
@@ -264,7 +254,7 @@ async def test_a_deleted_tenants_exports_are_erased(gateway: Gateway, tmp_path: 
     await gateway.resources.admin.erasure.sweep()
 
     assert (await rows_by_table(gateway.resources.server.database, tenant.id))["exports"] == 0
-    assert not (tmp_path / "data" / "exports" / tenant.id).exists()
+    assert not (tmp_path / "exports" / tenant.id).exists()
 
 
 async def test_a_file_that_is_lost_fails_the_export(gateway: Gateway, tmp_path: Path) -> None:
@@ -272,7 +262,7 @@ async def test_a_file_that_is_lost_fails_the_export(gateway: Gateway, tmp_path: 
     tenant = await gateway.tenant()
     upload = {"file": ("requests.jsonl", b"{}")}
     file = (await tenant.client.post("/v1/files", data={"purpose": "batch"}, files=upload)).json()
-    (tmp_path / "data" / "files" / tenant.id / file["id"]).unlink()
+    (tmp_path / "files" / tenant.id / file["id"]).unlink()
 
     created = (await tenant.client.post(EXPORTS)).json()
     for _ in range(MAX_ATTEMPTS):

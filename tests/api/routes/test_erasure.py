@@ -287,7 +287,7 @@ async def test_nothing_of_a_deleted_tenant_is_left(gateway: Gateway, tmp_path: P
     assert SECRET not in kept
     assert "pirate" not in kept
     assert await rows_by_table(database, other.id) == before[other.id]
-    assert len(files_of(tmp_path / "data")) == 5  # the other tenant has the same two versions, and a file
+    assert len(files_of(tmp_path / "data")) == 6  # the other tenant has the same two versions, a file and an export
     assert gateway.engine.forgotten_domains[-1] == gateway.engine.requests[-1].domain
     assert (await gateway.admin.get(f"{TENANTS}/{tenant.id}")).status_code == 404
     assert (await gateway.admin.get(f"{TENANTS}/{other.id}/erasure")).status_code == 404
