@@ -9,6 +9,7 @@ import io
 import json
 import sqlite3
 import threading
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -153,6 +154,39 @@ class Acts:
         self.post(path, content=broken, headers={"content-type": "application/json"}, is_wrong=True)
         self.post(path, content=TEXT.encode(), headers={"content-type": "text/plain"}, is_wrong=True)
 
+    def work_in_batches(self) -> None:
+        """Runs a batch whose lines, names and metadata are marked, and sends wrong files and batches."""
+        message = [{"role": "user", "content": TEXT}]
+        bodies = [{"model": self.model, "messages": message, "max_tokens": 4}, {"messages": TEXT}]
+        endpoint = "/v1/chat/completions"
+        lines = [
+            json.dumps({"custom_id": str(number), "method": "POST", "url": endpoint, "body": body})
+            for number, body in enumerate(bodies)
+        ]
+        ids = []
+        for content in ("\n".join(lines), f"{{{BROKEN_JSON}"):
+            upload = {"file": (f"{PROMPT}.jsonl", content.encode())}
+            ids.append(self.post("/v1/files", data={"purpose": "batch"}, files=upload)["id"])
+        batch = {"endpoint": endpoint, "completion_window": "24h", "metadata": {"about": PROMPT}}
+        made = [self.post("/v1/batches", batch | {"input_file_id": one})["id"] for one in ids]
+        params = {"model": self.model, "max_tokens": 4, "messages": message}
+        self.post("/v1/messages/batches", {"requests": [{"custom_id": "a", "params": params}]})
+        self.post("/v1/batches", batch | {"input_file_id": "unknown", "endpoint": TEXT}, is_wrong=True)
+        self.post("/v1/files", data={"purpose": TEXT}, files=upload, is_wrong=True)
+        while (done := self.client.get(f"/v1/batches/{made[0]}").json())["status"] != "completed":
+            pass
+        while (failed := self.client.get(f"/v1/batches/{made[1]}").json())["status"] != "failed":
+            pass
+        self.errors.append(json.dumps(failed["errors"]))
+        self.errors.append(self.client.get(f"/v1/files/{done['error_file_id']}/content").text)
+
+    def take_everything(self) -> None:
+        """Exports all that the tenant has."""
+        export = self.post("/v1/exports")["id"]
+        while self.client.get(f"/v1/exports/{export}").json()["status"] != "completed":
+            pass
+        assert PROMPT.encode() in zipped(self.client.get(f"/v1/exports/{export}/content").content)
+
     def send_adapters(self) -> None:
         folder = next(path.parent for path in sorted(DEMO.glob("adapters/*/adapter_config.json")))
         config = (folder / "adapter_config.json").read_bytes()
@@ -177,6 +211,12 @@ class Acts:
         assert self.client.get("/v1/models").status_code == 200
         self.operator.delete(f"{self.keys_path}/{self.rotated['id']}")
         self.errors.append(self.client.get("/v1/models").text)
+
+
+def zipped(archive: bytes) -> bytes:
+    """Returns the content of all files of a ZIP archive."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        return b"".join(files.read(name) for name in files.namelist())
 
 
 def with_note(weights: bytes, note: str) -> bytes:
@@ -206,7 +246,7 @@ def told(acts: Acts, collector: Collector) -> dict[str, str]:
     found["spans"] = collector.received.decode("utf-8", "replace")
     found["log"] = server.log
     with sqlite3.connect(server.data_dir / "graftwork.db") as database:
-        for table in ("audit_entries", "usage_events", "api_keys", "tenants"):
+        for table in ("audit_entries", "usage_events", "api_keys", "tenants", "exports", "tenant_retention"):
             found[table] = repr(database.execute(f"SELECT * FROM {table}").fetchall())
     return found
 
@@ -226,7 +266,9 @@ def test_no_secret_is_told(marked: DemoServer, collector: Collector) -> None:
     acts.answer_prompts()
     acts.talk()
     acts.be_wrong()
+    acts.work_in_batches()
     acts.send_adapters()
+    acts.take_everything()
     acts.knock()
     found = told(acts, collector)
     acts.close()

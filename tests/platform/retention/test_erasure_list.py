@@ -1,7 +1,5 @@
 """Tests that erasures are done again after an older backup was restored."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from graftwork.platform.clock import ManualClock
@@ -39,8 +37,8 @@ class Server:
 
 
 @pytest.fixture
-async def server(database: Database, manual_clock: ManualClock) -> AsyncIterator[Server]:
-    yield Server(database, manual_clock)
+def server(database: Database, manual_clock: ManualClock) -> Server:
+    return Server(database, manual_clock)
 
 
 async def test_a_tenant_that_a_backup_brought_back_is_deleted_and_erased(server: Server) -> None:
