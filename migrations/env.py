@@ -30,6 +30,7 @@ async def run_on_the_settings_database() -> None:
     import graftwork.adapters.registry.tables
     import graftwork.platform.alerts.tables
     import graftwork.platform.batches.tables
+    import graftwork.platform.encryption.tables
     import graftwork.platform.exports.tables
     import graftwork.platform.ledger.tables
     import graftwork.platform.modes.tables

@@ -26,6 +26,7 @@ ROOMS = (
     "platform/tracing",
     "platform/keys",
     "platform/tenancy",
+    "platform/encryption",
     "platform/ledger",
     "platform/batches",
     "platform/alerts",

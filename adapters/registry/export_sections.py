@@ -1,6 +1,8 @@
 """Declares which rows and files of adapters are in an export: all of them, also of what is deleted and not yet erased."""
 
+import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,10 +50,19 @@ def adapter_files(artifacts: ArtifactStore) -> ContentsOf:
     def contents(row: Row) -> Iterator[Content]:
         digest = str(row["digest"])
         folder = f"adapters/{digest.removeprefix('sha256:')}"
-        yield Content(f"{folder}/{CONFIG_NAME}", lambda: _opened(artifacts.open(digest).config))
-        yield Content(f"{folder}/{WEIGHTS_NAME}", lambda: _opened(artifacts.open(digest).weights), compress=False)
+        yield Content(f"{folder}/{CONFIG_NAME}", partial(asyncio.to_thread, _open_config, artifacts, digest))
+        weights = partial(asyncio.to_thread, _open_weights, artifacts, digest)
+        yield Content(f"{folder}/{WEIGHTS_NAME}", weights, compress=False)
 
     return ContentsOf(_VERSIONS, contents)
+
+
+def _open_config(artifacts: ArtifactStore, digest: str) -> BinaryIO:
+    return _opened(artifacts.open(digest).config)
+
+
+def _open_weights(artifacts: ArtifactStore, digest: str) -> BinaryIO:
+    return _opened(artifacts.open(digest).weights)
 
 
 def _opened(path: Path) -> BinaryIO:

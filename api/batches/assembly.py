@@ -10,7 +10,7 @@ from graftwork.api.batches.runner import TICK_S, BatchRunner, RunnerLimits, Runn
 from graftwork.api.deps.resources import BatchResources, Resources, repeating
 from graftwork.platform.batches.batches import BatchKeeper, BatchLimits
 from graftwork.platform.batches.claims import BatchClaims
-from graftwork.platform.batches.file_folder import FileFolder
+from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.batches.files import FileKeeper, FileLimits
 from graftwork.platform.batches.output import OutputWriter
 from graftwork.platform.clock import Clock
@@ -23,10 +23,10 @@ FILES_FOLDER = "files"
 """The folder of tenants' files in the data folder."""
 
 
-def batch_resources(settings: Settings, database: Database, clock: Clock) -> BatchResources:
+def batch_resources(settings: Settings, database: Database, clock: Clock, vault: FileVault) -> BatchResources:
     """Returns the services of the routes for files and batches."""
     limits = FileLimits(settings.tenant_file_bytes, settings.file_retention_s)
-    files = FileKeeper(database, FileFolder(settings.data_dir / FILES_FOLDER), clock, limits)
+    files = FileKeeper(database, vault, clock, limits)
     bounds = BatchLimits(settings.max_batch_requests, settings.max_open_batches)
     return BatchResources(files, BatchKeeper(database, files, clock, bounds), settings.max_batch_file_bytes)
 

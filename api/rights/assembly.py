@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.export_sections import ADAPTER_SECTIONS, adapter_files
 from graftwork.api.deps.resources import BatchResources, RightsResources, SessionResources, repeating
-from graftwork.platform.batches.file_folder import FileFolder
+from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.exports.exporter import Content, ContentsOf, Exporter, Plan
@@ -18,9 +18,9 @@ from graftwork.platform.exports.platform_sections import FILES, LEFT_OUT, PLATFO
 from graftwork.platform.exports.sections import Row
 from graftwork.platform.exports.worker import ExportWorker
 from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.ids import TenantId
 from graftwork.platform.retention.retention import RetentionKeeper
-from graftwork.platform.settings.settings import Settings
-from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.session import SessionKind
 from graftwork.sessions.store.export_sections import SESSION_SECTIONS
 
@@ -29,12 +29,12 @@ EXPORTS_FOLDER = "exports"
 _TICK_S = 5.0
 
 
-def export_plan(files: FileFolder, artifacts: ArtifactStore) -> Plan:
+def export_plan(files: FileVault, artifacts: ArtifactStore) -> Plan:
     """Returns what an export contains."""
 
     def content_of_file(row: Row) -> Iterator[Content]:
         if row["is_ready"]:
-            yield Content(f"files/{row['id']}", lambda: files.open(row["tenant_id"], row["id"]))
+            yield Content(f"files/{row['id']}", lambda: files.open(_scope_of(row), row["id"]))
 
     return Plan(
         sections=(*PLATFORM_SECTIONS, *SESSION_SECTIONS, *ADAPTER_SECTIONS),
@@ -43,12 +43,11 @@ def export_plan(files: FileFolder, artifacts: ArtifactStore) -> Plan:
     )
 
 
-def export_services(
-    settings: Settings, database: Database, clock: Clock, lease: GatewayLease, plan: Plan
-) -> tuple[ExportKeeper, ExportWorker]:
-    """Returns what keeps exports, and what makes them on the gateway of this lease."""
-    keeper = ExportKeeper(database, FileFolder(settings.data_dir / EXPORTS_FOLDER), clock)
-    return keeper, ExportWorker(database, Exporter(database, plan), keeper, lease, clock, settings.export_retention_s)
+def export_worker(
+    keeper: ExportKeeper, database: Database, lease: GatewayLease, clock: Clock, plan: Plan
+) -> ExportWorker:
+    """Returns what makes exports on the gateway of this lease."""
+    return ExportWorker(database, Exporter(database, plan), keeper, lease, clock)
 
 
 def retention_keeper(
@@ -69,6 +68,10 @@ def retention_keeper(
             "usage_days": sessions.meter.delete_older,
         },
     )
+
+
+def _scope_of(row: Row) -> TenantScope:
+    return scope_of_tenant(AdminPrincipal(), TenantId(row["tenant_id"]))
 
 
 @asynccontextmanager

@@ -56,6 +56,7 @@ def tenant_erasure(
             "batches and files": batches.erase,
             "exports": rights.exports.erase,
             "retention": rights.retention.erase,
+            "data keys": base.keys.destroy,
             "kv": forget,
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,

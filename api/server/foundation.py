@@ -8,8 +8,11 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.tracing import Tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.batches.file_folder import FileFolder
+from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
+from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.settings.settings import Settings
@@ -41,6 +44,11 @@ class Foundation:
     activity: ActivityMeter
     lease: GatewayLease
     tracing: Tracing
+    keys: TenantKeys
+
+    def vault(self, folder: str) -> FileVault:
+        """Returns the tenants' files in a folder of the data folder."""
+        return FileVault(FileFolder(self.settings.data_dir / folder), self.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
-from graftwork.api.batches.assembly import batch_resources, running_batches
+from graftwork.api.batches.assembly import FILES_FOLDER, batch_resources, running_batches
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
@@ -30,7 +30,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
-from graftwork.api.rights.assembly import export_plan, export_services, making_exports, retention_keeper
+from graftwork.api.rights.assembly import EXPORTS_FOLDER, export_plan, export_worker, making_exports, retention_keeper
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
@@ -44,6 +44,8 @@ from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
+from graftwork.platform.encryption.tenant_keys import open_tenant_keys
+from graftwork.platform.exports.exports import ExportKeeper
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
@@ -108,6 +110,7 @@ async def open_resources(
         database = Database(settings.resolved_database_url, settings.lease_s)
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
+        keys = await open_tenant_keys(settings.master_key_file, database, clock)
         telemetry = Telemetry(ObjectiveMeter(settings.objectives, clock))
         engine = engine or connect_engine(settings, database)
         stack.push_async_callback(engine.close)
@@ -117,7 +120,7 @@ async def open_resources(
         lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
         tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
         activity = ActivityMeter(clock, settings.objectives)
-        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing)
+        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing, keys)
         resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
@@ -228,11 +231,13 @@ async def _assemble(base: Foundation) -> Resources:
     served = await read_served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
-    batches = batch_resources(base.settings, base.database, base.clock)
-    plan = export_plan(batches.files.folder, _artifacts(base))
-    exports = export_services(base.settings, base.database, base.clock, base.lease, plan)
+    batches = batch_resources(base.settings, base.database, base.clock, base.vault(FILES_FOLDER))
+    plan = export_plan(batches.files.vault, _artifacts(base))
+    lives_s = base.settings.export_retention_s
+    exports = ExportKeeper(base.database, base.vault(EXPORTS_FOLDER), base.clock, lives_s)
+    worker = export_worker(exports, base.database, base.lease, base.clock, plan)
     retention = retention_keeper(base.database, base.clock, sessions, batches)
-    rights = RightsResources(*exports, retention, inference.tasks)
+    rights = RightsResources(exports, worker, retention, inference.tasks)
     erasure = tenant_erasure(base, inference, sessions.sessions, batches.batches, rights)
     admin = _admin_resources(base, tenants, inference, erasure)
     return Resources(

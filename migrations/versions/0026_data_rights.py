@@ -1,4 +1,4 @@
-"""Adds the exports of everything that a tenant has, and how long a tenant's data is kept."""
+"""Adds the exports of everything that a tenant has, how long a tenant's data is kept, and the keys that encrypt it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -43,8 +43,18 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", name="pk_tenant_retention"),
     )
+    op.create_table(
+        "data_keys",
+        sa.Column("tenant_id", sa.String(64), nullable=False),
+        sa.Column("master_id", sa.String(64), nullable=False),
+        sa.Column("wrapped", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", name="pk_data_keys"),
+    )
+    op.create_index("ix_data_keys_master_id", "data_keys", ["master_id"])
 
 
 def downgrade() -> None:
+    op.drop_table("data_keys")
     op.drop_table("tenant_retention")
     op.drop_table("exports")

@@ -9,13 +9,14 @@ what there is of its content.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from graftwork.platform.batches import file_rows
-from graftwork.platform.batches.file_folder import FileFolder, NewContent, pieces_of
+from graftwork.platform.batches.file_folder import NewContent, pieces_of
+from graftwork.platform.batches.file_vault import FileVault, finished
 from graftwork.platform.batches.stored_file import FILE_PREFIX, SHOWN_PURPOSES, FilePurpose, StoredFile, unknown_file
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
@@ -58,10 +59,10 @@ class NewFile:
 class FileKeeper:
     """Stores, finds and deletes the files of tenants."""
 
-    def __init__(self, database: Database, folder: FileFolder, clock: Clock, limits: FileLimits) -> None:
+    def __init__(self, database: Database, vault: FileVault, clock: Clock, limits: FileLimits) -> None:
         self._database = database
         self._clock = clock
-        self.folder = folder
+        self.vault = vault
         self.limits = limits
 
     async def upload(self, scope: TenantScope, new: NewFile, size_bytes: int, write: Write) -> StoredFile:
@@ -114,13 +115,13 @@ class FileKeeper:
 
     async def remove(self, scope: TenantScope, file_id: str) -> None:
         """Deletes the content of a file that nobody finds any more, and then its row."""
-        await asyncio.to_thread(self.folder.delete, scope, file_id)
+        await self.vault.delete(scope, file_id)
         async with self._database.write() as session:
             await file_rows.forget(session, scope, file_id)
 
     async def open(self, scope: TenantScope, file_id: str) -> BinaryIO:
         """Opens the content of a file. Raises NotFound if it is not in this server's folder."""
-        return await asyncio.to_thread(self.folder.open, scope, file_id)
+        return await self.vault.open(scope, file_id)
 
     async def sweep(self) -> int:
         """Removes the files of all tenants that have expired, and what a crash has left. Returns how many there were."""
@@ -151,7 +152,7 @@ class FileKeeper:
         """Erases all files of a deleted tenant. Call it after its batches were erased. Returns True."""
         async with self._database.write() as session:
             await file_rows.forget_all(session, scope)
-        await asyncio.to_thread(self.folder.delete_tenant, scope)
+        await self.vault.delete_tenant(scope)
         return True
 
     def _begun(self, scope: TenantScope, new: NewFile, size_bytes: int) -> StoredFile:
@@ -179,29 +180,20 @@ class FileKeeper:
     async def _written(self, scope: TenantScope, file: StoredFile, write: Write) -> AsyncGenerator[None]:
         """Writes the content, and runs the block, which makes the row ready. After a failure, removes both."""
         try:
-            await finished(asyncio.to_thread(self._write, file, write))
+            out = await self.vault.create(scope, file.id)
+            await finished(asyncio.to_thread(_fill, out, write))
             yield
         except BaseException:
             await self.remove(scope, file.id)
             raise
 
-    def _write(self, file: StoredFile, write: Write) -> None:
-        out = self.folder.create(file.tenant_id, file.id)
-        try:
-            write(out)
-            out.complete()
-        except BaseException:
-            out.discard()
-            raise
 
-
-async def finished(work: Coroutine[Any, Any, None]) -> None:
-    """Waits for work on another thread until it has ended, also if the caller is cancelled meanwhile."""
-    running = asyncio.ensure_future(work)
+def _fill(out: NewContent, write: Write) -> None:
     try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
+        write(out)
+        out.complete()
+    except BaseException:
+        out.discard()
         raise
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from graftwork.platform.batches.batch import Batch, LineOutcome
 from graftwork.platform.batches.claims import BatchClaims, ClaimLost, OutputFiles, WrittenOutput, scope_of
-from graftwork.platform.batches.file_folder import FileFolder, NewContent
-from graftwork.platform.batches.files import FileKeeper, finished
+from graftwork.platform.batches.file_folder import NewContent
+from graftwork.platform.batches.file_vault import FileVault, finished
+from graftwork.platform.batches.files import FileKeeper
 from graftwork.platform.batches.input_lines import LineRequest, lines_of, read_request
 
 _ANSWERS_PER_QUERY = 200
@@ -64,8 +65,7 @@ class OutputWriter:
         errors = files.errors or files.output
         async with AsyncExitStack() as stack:
             out = {
-                file.id: await stack.enter_async_context(_open(self._files.folder, batch, file.id))
-                for file in files.all
+                file.id: await stack.enter_async_context(_open(self._files.vault, batch, file.id)) for file in files.all
             }
             outcomes = await stack.enter_async_context(aclosing(self._outcomes(batch)))
             async for outcome in outcomes:
@@ -122,9 +122,9 @@ class _BufferedFile:
 
 
 @asynccontextmanager
-async def _open(folder: FileFolder, batch: Batch, file_id: str) -> AsyncGenerator[_BufferedFile]:
+async def _open(vault: FileVault, batch: Batch, file_id: str) -> AsyncGenerator[_BufferedFile]:
     """Opens a new file of a batch. The end of the block completes it; an error discards it."""
-    content = await asyncio.to_thread(folder.create, batch.tenant_id, file_id)
+    content = await vault.create(scope_of(batch), file_id)
     try:
         buffered = _BufferedFile(content)
         yield buffered

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from graftwork.platform.batches.files import finished
+from graftwork.platform.batches.file_vault import finished
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotFound, Unavailable
 from graftwork.platform.exports import repository
@@ -31,8 +31,8 @@ class Content:
 
     name: str
     """Its name in the archive. A name that is there already is not added again."""
-    open: Callable[[], BinaryIO]
-    """Opens the file, on another thread. Raises NotFound if there is none."""
+    open: Callable[[], Awaitable[BinaryIO]]
+    """Opens the file. Raises NotFound if there is none."""
     compress: bool = True
 
 
@@ -97,7 +97,7 @@ class Exporter:
             if content.name in names:
                 continue
             try:
-                source = await asyncio.to_thread(content.open)
+                source = await content.open()
             except NotFound as error:
                 async with self._database.read() as session:
                     if not await repository.has_row(session, one.section, scope, one.section.key_of(row)):

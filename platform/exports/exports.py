@@ -5,11 +5,10 @@ ExportWorker does.
 Invariant: each archive has a row. What a crash leaves of one is deleted with its row, or written anew.
 """
 
-import asyncio
 from dataclasses import replace
 from typing import BinaryIO
 
-from graftwork.platform.batches.file_folder import FileFolder
+from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import BudgetSpent, Conflict, NotFound
@@ -33,10 +32,12 @@ _SWEPT_PER_QUERY = 100
 class ExportKeeper:
     """The exports of all tenants, for the routes."""
 
-    def __init__(self, database: Database, folder: FileFolder, clock: Clock) -> None:
+    def __init__(self, database: Database, vault: FileVault, clock: Clock, lives_s: float) -> None:
+        """`lives_s` is how many seconds an archive is kept after its end."""
         self._database = database
         self._clock = clock
-        self.folder = folder
+        self.vault = vault
+        self.lives_s = lives_s
 
     async def create(self, scope: TenantScope, actor: str) -> Export:
         """Creates an export, which a gateway then makes.
@@ -89,7 +90,7 @@ class ExportKeeper:
                 f"This export is {export.status}, so it has no archive: wait until it is completed, or create another one.",
                 code="export_not_ready",
             )
-        file = await asyncio.to_thread(self.folder.open, export.tenant_id, export.content_id)
+        file = await self.vault.open(scope, export.content_id)
         try:
             async with self._database.write() as session:
                 await self._audit(session, export, actor, "export.downloaded")
@@ -118,7 +119,7 @@ class ExportKeeper:
         """Erases all exports of a deleted tenant. Returns True."""
         async with self._database.write() as session:
             await repository.forget_all(session, scope)
-        await asyncio.to_thread(self.folder.delete_tenant, scope)
+        await self.vault.delete_tenant(scope)
         return True
 
     async def _remove(self, scope: TenantScope, export_id: str, actor: str) -> None:
@@ -136,7 +137,7 @@ class ExportKeeper:
         """Deletes what this and earlier claims of an export have written. With `before`, only what earlier ones have."""
         for epoch in range(1, export.epoch + (not before)):
             old = replace(export, epoch=epoch)
-            await asyncio.to_thread(self.folder.delete, old.tenant_id, old.content_id)
+            await self.vault.delete(scope_of_tenant(AdminPrincipal(), old.tenant_id), old.content_id)
 
     async def _audit(self, session: WriteSession, export: Export, actor: str, action: str) -> None:
         at = self._clock.now()

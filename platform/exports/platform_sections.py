@@ -51,6 +51,7 @@ PLATFORM_SECTIONS = (
 LEFT_OUT = {
     "access_changes": "counts the changes of all tenants' access",
     "adapter_artifacts": "has the digests of all tenants' files; those of the tenant are in adapters/versions",
+    "data_keys": "has the keys that encrypt the tenant's files on the server's disk; the archive has the files themselves",
     "degraded_modes": "is the operator's, and the same for all tenants",
     "engine_demands": "is about engines",
     "gateways": "is about the server's processes",

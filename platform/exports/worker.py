@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from graftwork.platform.batches.file_folder import NewContent
-from graftwork.platform.batches.files import finished
+from graftwork.platform.batches.file_vault import finished
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
@@ -23,7 +23,7 @@ from graftwork.platform.exports.export import MAX_ATTEMPTS, Export, ExportStatus
 from graftwork.platform.exports.exporter import Exporter
 from graftwork.platform.exports.exports import ExportKeeper
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.tenancy.principals import AdminPrincipal, scope_of_tenant
+from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 
 _log = logging.getLogger("graftwork.exports")
 
@@ -42,23 +42,14 @@ class ExportWorker:
     """Makes the exports that this gateway claims."""
 
     def __init__(
-        self,
-        database: Database,
-        exporter: Exporter,
-        keeper: ExportKeeper,
-        lease: GatewayLease,
-        clock: Clock,
-        lives_s: float,
+        self, database: Database, exporter: Exporter, keeper: ExportKeeper, lease: GatewayLease, clock: Clock
     ) -> None:
-        """`lease` is the lease of this gateway, which somebody else renews. `lives_s` is how many seconds an archive is
-        kept.
-        """
+        """`lease` is the lease of this gateway, which somebody else renews."""
         self._database = database
         self._exporter = exporter
         self._keeper = keeper
         self._lease = lease
         self._clock = clock
-        self._lives_s = lives_s
         self._working = asyncio.Lock()
 
     async def tick(self) -> None:
@@ -83,7 +74,7 @@ class ExportWorker:
                 return
             await self._write(export)
         except _ExportLost:
-            await asyncio.to_thread(self._keeper.folder.delete, export.tenant_id, export.content_id)
+            await self._keeper.vault.delete(_scope_of(export), export.content_id)
         except asyncio.CancelledError:  # the gateway ends: this try does not count
             await self._release(export, attempts=export.attempts - 1)
             raise
@@ -99,7 +90,6 @@ class ExportWorker:
 
     async def _write(self, export: Export) -> None:
         await self._keeper.drop_archives(export, before=True)
-        scope = scope_of_tenant(AdminPrincipal(), export.tenant_id)
         num_pages = 0
         async with self._new_archive(export) as archive:
 
@@ -109,7 +99,7 @@ class ExportWorker:
                 if num_pages % _PAGES_PER_REPORT == 1:
                     await self._report(export, archive)
 
-            await self._exporter.write(scope, archive, proceed)
+            await self._exporter.write(_scope_of(export), archive, proceed)
             about = {
                 "tenant_id": export.tenant_id,
                 "export_id": export.id,
@@ -123,23 +113,13 @@ class ExportWorker:
     @asynccontextmanager
     async def _new_archive(self, export: Export) -> AsyncGenerator[ArchiveWriter]:
         """Opens a new archive. The end of the block completes its file; after an error nothing of it is left."""
-        opened = list[NewContent]()
+        out = await self._keeper.vault.create(_scope_of(export), export.content_id)
+        archive = ArchiveWriter(out)
         try:
-            await finished(
-                asyncio.to_thread(
-                    lambda: opened.append(self._keeper.folder.create(export.tenant_id, export.content_id))
-                )
-            )
-            archive = ArchiveWriter(opened[0])
-            try:
-                yield archive
-            except BaseException:
-                await asyncio.to_thread(archive.abandon)
-                raise
-            await finished(asyncio.to_thread(opened[0].complete))
+            yield archive
+            await finished(asyncio.to_thread(out.complete))
         except BaseException:
-            for file in opened:
-                await asyncio.to_thread(file.discard)
+            await asyncio.to_thread(_give_up, archive, out)
             raise
 
     async def _report(self, export: Export, archive: ArchiveWriter) -> None:
@@ -149,7 +129,12 @@ class ExportWorker:
 
     async def _complete(self, export: Export, archive: ArchiveWriter) -> None:
         now = self._clock.now()
-        ended = {"status": ExportStatus.COMPLETED, "ended_at": now, "expires_at": now + self._lives_s, "gateway": None}
+        ended = {
+            "status": ExportStatus.COMPLETED,
+            "ended_at": now,
+            "expires_at": now + self._keeper.lives_s,
+            "gateway": None,
+        }
         written = {"num_rows": archive.rows, "size_bytes": archive.size_bytes, "sha256": archive.sha256}
         await self._change(export, ended | written)
 
@@ -164,7 +149,7 @@ class ExportWorker:
         values = {
             "status": ExportStatus.FAILED,
             "ended_at": now,
-            "expires_at": now + self._lives_s,
+            "expires_at": now + self._keeper.lives_s,
             "gateway": None,
             "error_code": code[:64],
             "error_message": message[:1000],
@@ -177,3 +162,12 @@ class ExportWorker:
         values = {"status": ExportStatus.QUEUED, "gateway": None, "attempts": attempts}
         with suppress(Unavailable, _ExportLost):  # Unavailable: then the claim ends with this gateway's lease
             await self._change(export, values)
+
+
+def _give_up(archive: ArchiveWriter, out: NewContent) -> None:
+    archive.abandon()
+    out.discard()
+
+
+def _scope_of(export: Export) -> TenantScope:
+    return scope_of_tenant(AdminPrincipal(), export.tenant_id)

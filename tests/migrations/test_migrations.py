@@ -13,6 +13,7 @@ from sqlalchemy import Connection, inspect, text
 import graftwork.adapters.registry.tables
 import graftwork.platform.alerts.tables
 import graftwork.platform.batches.tables
+import graftwork.platform.encryption.tables
 import graftwork.platform.exports.tables
 import graftwork.platform.gateways.tables
 import graftwork.platform.ledger.tables

@@ -12,7 +12,7 @@ from tests.api.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|probe|demo|doctor|completion|top|ask|models|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
 bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|model check|usage|usage export|trace|audit|
-db upgrade|db downgrade|db current|db erasures list|db erasures apply|
+db upgrade|db downgrade|db current|db erasures list|db erasures apply|db master-key create|db master-key rotate|db master-key rewrap|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|tenants export|tenants retention|
 keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
 replicas drain|adapters push|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|

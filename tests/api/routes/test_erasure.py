@@ -16,6 +16,7 @@ from graftwork.platform.alerts.sender import AlertSender
 from graftwork.platform.batches.batch import LineOutcome
 from graftwork.platform.batches.claims import BatchClaims
 from graftwork.platform.database import Base, Database
+from graftwork.platform.encryption.master_keys import MasterKeyFile
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import TenantId
@@ -33,8 +34,11 @@ KEPT = {"tenants", "usage_events", "audit_entries", "price_lists"}
 
 @pytest.fixture
 async def gateway(tmp_path: Path, tiny_model: Path, database_url: str) -> AsyncIterator[Gateway]:
-    """A gateway on SQLite, then on PostgreSQL."""
-    settings = replace(gateway_settings(tmp_path / "data", tiny_model, database_url), batch_concurrency=0)
+    """A gateway on SQLite, then on PostgreSQL, which encrypts files."""
+    master_keys = tmp_path / "master.key"
+    MasterKeyFile.create(master_keys)
+    settings = gateway_settings(tmp_path / "data", tiny_model, database_url)
+    settings = replace(settings, batch_concurrency=0, master_key_file=master_keys)
     async with open_gateway(settings) as opened:
         yield opened
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from graftwork.platform.batches.file_folder import FileFolder, NewContent
+from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.batches.files import FileKeeper, FileLimits, NewFile
 from graftwork.platform.batches.stored_file import FilePurpose
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
+from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.errors import Conflict, Unavailable
 from graftwork.platform.exports import repository
 from graftwork.platform.exports.export import MAX_ATTEMPTS, Export, ExportStatus
@@ -35,12 +37,14 @@ class Gateways:
     def __init__(self, database: Database, folder: Path, clock: ManualClock) -> None:
         self.database = database
         self.clock = clock
-        self.files = FileKeeper(database, FileFolder(folder / "files"), clock, FileLimits(2**40, DAY_S))
-        self.archives = FileFolder(folder / "exports")
-        self.exports = ExportKeeper(database, self.archives, clock)
+        self.files = FileKeeper(database, self._vault(folder / "files"), clock, FileLimits(2**40, DAY_S))
+        self.exports = ExportKeeper(database, self._vault(folder / "exports"), clock, DAY_S)
         self.opened = asyncio.Event()
         self.may_open = asyncio.Event()
         self.folder = folder / "exports"
+
+    def _vault(self, folder: Path) -> FileVault:
+        return FileVault(FileFolder(folder), TenantKeys(self.database, self.clock, None))
 
     async def tenant(self) -> TenantScope:
         tenant = await Tenancy(self.database, b"pepper", self.clock).create_tenant("acme")
@@ -59,10 +63,10 @@ class Gateways:
             assert isinstance(row, dict)
             if fails:
                 raise Unavailable("The disk is away.")
-            return [Content(f"files/{row['id']}", lambda: self.files.folder.open(row["tenant_id"], row["id"]))]
+            return [Content(f"files/{row['id']}", lambda: self.files.vault.open(row["tenant_id"], row["id"]))]
 
         plan = Plan(PLATFORM_SECTIONS, (ContentsOf(FILES, contents),), {})
-        return ExportWorker(self.database, Exporter(self.database, plan), self.exports, lease, self.clock, DAY_S)
+        return ExportWorker(self.database, Exporter(self.database, plan), self.exports, lease, self.clock)
 
     @asynccontextmanager
     async def alive(self) -> AsyncGenerator[GatewayLease]:
