@@ -81,6 +81,7 @@ async def test_every_row_and_every_column_is_in_the_archive(gateway_on_either: G
     for each in (tenant, other):
         await use_everything(gateway, each)
     rows = await rows_by_table(gateway.resources.server.database, tenant.id)
+    del rows["data_keys"]
     for of_the_export_itself in ("exports", "audit_entries"):
         rows[of_the_export_itself] += 1
 
