@@ -20,7 +20,7 @@ const LIMITS = [
 ];
 const OVERLAPS = [["0", "no time: it ends at once"], ["3600", "an hour"], ["86400", "a day"], ["604800", "a week"]];
 const BUDGETS = [["monthly_budget", "Budget per month"], ["soft_budget", "Cost per month that alerts"], ["currency", "Currency of budgets"]];
-const SCOPES = [["inference", "Inference and sessions"], ["read", "Read sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"]];
+const SCOPES = [["inference", "Inference and sessions"], ["read", "Read sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"], ["export", "Export everything"]];
 
 export async function showTenant({ params: [id], signal, refresh }) {
   const base = at`v1/admin/tenants/${id}`;
