@@ -23,6 +23,10 @@ def content(*, broken: bool = False) -> tuple[httpx.Response, PiecesOfBody]:
     return httpx.Response(200, stream=pieces), pieces
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_an_export_is_waited_for() -> None:
     """The client asks again until the export has ended, and returns it also if it has failed."""
     server = ScriptedServer(
@@ -44,9 +48,7 @@ async def test_both_clients_download(tmp_path: Path) -> None:
         await client.admin.exports.download("ten_1", "export_1", tmp_path / "b.zip")
 
     assert found.sha256 == DIGEST
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(
-        ("a.zip", "b.zip"), b"".join(ARCHIVE)
-    )
+    assert files_of(tmp_path) == dict.fromkeys(("a.zip", "b.zip"), b"".join(ARCHIVE))
     paths = [server.requests[-1].url.path for server in (first, second)]
     assert paths == ["/v1/exports/export_1/content", "/v1/admin/tenants/ten_1/exports/export_1/content"]
 
@@ -58,7 +60,7 @@ def test_a_wrong_digest_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(APIConnectionError, match="not the archive"):
         server.client().exports.download("export_1", tmp_path / "a.zip")
 
-    assert list(tmp_path.iterdir()) == []
+    assert files_of(tmp_path) == {}
 
 
 def test_a_download_that_breaks_leaves_no_file(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_download_that_breaks_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(APIConnectionError):
         server.client().exports.download("export_1", tmp_path / "a.zip")
 
-    assert list(tmp_path.iterdir()) == []
+    assert files_of(tmp_path) == {}
     assert pieces.closed
 
 
