@@ -6,17 +6,22 @@ is made never again for what it has encrypted: who reads that gets an error.
 """
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.encryption import repository
 from graftwork.platform.encryption.master_keys import KEY_BYTES, MasterKeyFile, MasterKeys, WrappedKey
-from graftwork.platform.errors import InvalidRequest, NotPermitted
+from graftwork.platform.errors import InvalidRequest, NotPermitted, Unavailable
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.platform.tenancy.repository import hold_tenant
+
+_log = logging.getLogger("graftwork.encryption")
 
 _MAX_REMEMBERED = 1_000
 """Data keys that a process remembers, so that it need not unwrap one for each file."""
@@ -48,14 +53,15 @@ class TenantKeys:
     async def for_writing(self, scope: TenantScope) -> bytes | None:
         """Returns the data key of a tenant, and makes it if there is none. None if encryption is off.
 
-        Raises NotPermitted if the tenant was deleted.
+        Raises NotPermitted if the tenant was deleted, and Unavailable if the master keys cannot be used now.
         """
         if self._masters is None:
             return None
         if (found := await self._find(scope)) is not None:
             return found
         key = secrets.token_bytes(KEY_BYTES)
-        wrapped = await asyncio.to_thread(self._masters.wrap, key, _context(scope))
+        with _while_serving():
+            wrapped = await asyncio.to_thread(self._masters.wrap, key, _context(scope))
         async with self._database.write() as session:
             if await hold_tenant(session, scope) is None:
                 raise NotPermitted("This tenant is deleted; ask the operator.", code="tenant_deleted")
@@ -65,7 +71,7 @@ class TenantKeys:
         return made
 
     async def for_reading(self, scope: TenantScope) -> bytes | None:
-        """Returns the data key of a tenant. None if the tenant has none."""
+        """Returns the data key of a tenant. None if the tenant has none. Raises Unavailable."""
         return await self._find(scope)
 
     async def destroy(self, scope: TenantScope) -> bool:
@@ -103,7 +109,8 @@ class TenantKeys:
         if known is not None and known[0] == wrapped:
             self._known.move_to_end(scope)
             return known[1]
-        key = await self._unwrap(scope, wrapped)
+        with _while_serving():
+            key = await self._unwrap(scope, wrapped)
         self._known[scope] = wrapped, key
         while len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)
@@ -121,6 +128,20 @@ async def open_tenant_keys(master_key_file: Path | None, database: Database, clo
     keys = TenantKeys(database, clock, masters)
     await keys.check()
     return keys
+
+
+@contextmanager
+def _while_serving() -> Generator[None]:
+    """Makes the error of a server's setting one that a client can understand."""
+    try:
+        yield
+    except InvalidRequest as error:
+        _log.error("master_keys_unusable", extra={"reason": error.message})
+        raise Unavailable(
+            "Encrypted files cannot be read or written now: the operator must look at the server's master keys.",
+            code="master_key_unusable",
+            retry_after_s=30.0,
+        ) from error
 
 
 def _context(scope: TenantScope) -> bytes:

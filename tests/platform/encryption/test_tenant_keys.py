@@ -12,7 +12,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.encryption.master_keys import MasterKeyFile
 from graftwork.platform.encryption.tenant_keys import TenantKeys, open_tenant_keys
-from graftwork.platform.errors import Conflict, InvalidRequest, NotPermitted
+from graftwork.platform.errors import Conflict, InvalidRequest, NotPermitted, Unavailable
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.platform.tenancy.tenancy import Tenancy
 
@@ -142,6 +142,20 @@ async def test_a_rotation_changes_the_wrapping_alone(
     assert [await keys.for_reading(scope) for scope in scopes] == before
     assert await keys.for_writing(await new_tenant(database, manual_clock, "c")) is not None
     assert MasterKeyFile.load(tmp_path / "master.key").key_ids == (old_id, new_id)
+
+
+async def test_a_file_that_is_lost_while_serving_is_a_503(
+    database: Database, manual_clock: ManualClock, keys: TenantKeys, tmp_path: Path
+) -> None:
+    """If the file of master keys is gone, a known data key works on, and a new tenant gets an error to retry after."""
+    scope, other = [await new_tenant(database, manual_clock, name) for name in ("a", "b")]
+    known = await keys.for_writing(scope)
+    (tmp_path / "master.key").unlink()
+
+    assert await keys.for_writing(scope) == known
+    with pytest.raises(Unavailable) as refused:
+        await keys.for_writing(other)
+    assert refused.value.should_retry
 
 
 async def test_a_destroyed_key_is_gone(database: Database, manual_clock: ManualClock, keys: TenantKeys) -> None:
