@@ -135,8 +135,11 @@ async def test_an_erased_tenants_files_are_noise(encrypting: Settings, inspector
         path.write_bytes(backup)
 
         assert (await gateway.admin.get(f"/v1/admin/tenants/{tenant.id}/erasure")).json()["status"] == "done"
-        with pytest.raises(InternalFailure, match="cannot be read"):
-            FileFolder(encrypting.data_dir / "files").open(tenant.id, file)
+        with (
+            FileFolder(encrypting.data_dir / "files").open(tenant.id, file) as noise,
+            pytest.raises(InternalFailure, match="cannot be read"),
+        ):
+            noise.read()
 
 
 async def test_a_rotation_while_the_gateway_runs(encrypting: Settings, inspector: AdapterInspector) -> None:

@@ -57,7 +57,7 @@ async def test_each_kind_of_data_is_deleted_after_its_days(gateway_on_either: Ga
     for days in (4.9, 0.2, 4.8, 0.2, 9.8, 0.2):
         deleted = await after_days(gateway, days)
         states.append((deleted, everything - await found(tenant, mine)))
-    usage_before = len(await tenant.usage())
+    usage_before, of_other_then = len(await tenant.usage()), await found(other, others)
     await after_days(gateway, MIN_USAGE_DAYS)
 
     assert states == [
@@ -68,7 +68,7 @@ async def test_each_kind_of_data_is_deleted_after_its_days(gateway_on_either: Ga
         (0, {"file", "response", "conversation"}),
         (1, everything),
     ]
-    assert await found(other, others) == everything
+    assert of_other_then == everything
     rows = (await gateway.admin.get(f"/v1/admin/usage?tenant_id={tenant.id}&from=0")).json()["data"]
     of_other = (await gateway.admin.get(f"/v1/admin/usage?tenant_id={other.id}&from=0")).json()["data"]
     assert (usage_before, rows, len(of_other)) == (1, [], 1)
