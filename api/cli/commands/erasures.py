@@ -19,23 +19,23 @@ app = typer.Typer(no_args_is_help=True, help="The list of deleted tenants, to er
 
 @app.command(name="list")
 def write_list(
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file for the list (default: print).")
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file (default: print).")
     ] = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
     """List all deleted tenants. Keep the list apart from the backups: it is what they do not know.
 
-    Example: graftwork db erasures list --out erasures.jsonl
+    Example: graftwork db erasures list --output erasures.jsonl
     """
     text = asyncio.run(_listed(open_database(data_dir, database_url)))
-    if out is None:
+    if output is None:
         return typer.echo(text, nl=False)
-    draft = out.with_name(out.name + ".part")
+    draft = output.with_name(output.name + ".part")
     draft.write_text(text)
-    draft.replace(out)
-    return typer.echo(f"{out} has {text.count(chr(10)) - 1} deleted tenants.")
+    draft.replace(output)
+    return typer.echo(f"{output} has {text.count(chr(10)) - 1} deleted tenants.")
 
 
 @app.command()

@@ -60,7 +60,7 @@ def test_erasures_are_listed_and_applied(graftwork: Graftwork, tmp_path: Path, s
     of_database = ("--data-dir", str(tmp_path))
     out = tmp_path / "erasures.jsonl"
 
-    listed = graftwork("db", "erasures", "list", "--out", str(out), *of_database)
+    listed = graftwork("db", "erasures", "list", "--output", str(out), *of_database)
     with out.open("a") as more:
         more.write('{"tenant_id": "ten_elsewhere"}\n')
     applied = graftwork("db", "erasures", "apply", str(out), "--json", *of_database)
