@@ -7,7 +7,7 @@ of all tenants: `find_free`, `claim` and `find_expired`.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Select, delete, func, not_, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, delete, func, not_, or_, select, tuple_, update
 from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.database import ReadSession, WriteSession
@@ -87,7 +87,7 @@ async def find_expired(session: ReadSession, now: float, limit: int) -> list[tup
 
 
 async def find_free(session: ReadSession, lease: GatewayLease, not_after: float) -> str | None:
-    """Returns the id of the oldest export of all tenants that has not ended and that no living gateway makes.
+    """Returns the id of the oldest export of all tenants that has not ended and that no other living gateway makes.
 
     An export that could not go on is left out until the time `not_after` has passed since its last try.
     """
@@ -169,7 +169,12 @@ def _of(scope: TenantScope) -> Select[ExportRow]:
 
 
 def _is_free(session: ReadSession, lease: GatewayLease) -> ColumnElement[bool]:
-    return not_(gateways.is_alive(session, ExportRow.gateway, lease.lease_s, lease.clock))
+    """Returns the condition that no other living gateway makes the export.
+
+    What this gateway has claimed is free too: it claims when it makes nothing, so it has failed to give that back.
+    """
+    own = ExportRow.gateway == lease.gateway_id
+    return or_(own, not_(gateways.is_alive(session, ExportRow.gateway, lease.lease_s, lease.clock)))
 
 
 def _export(row: ExportRow) -> Export:

@@ -164,6 +164,20 @@ async def test_a_living_gateway_keeps_its_export(gateways: Gateways) -> None:
     assert (found.status, found.epoch) == (ExportStatus.RUNNING, 1)
 
 
+async def test_a_gateway_goes_on_with_what_it_could_not_give_back(gateways: Gateways) -> None:
+    """An export that its gateway neither ended nor gave back, because the database was away, is begun again by itself."""
+    scope = await gateways.tenant()
+    export = await gateways.exports.create(scope, "admin")
+    async with gateways.alive() as lease:
+        with pytest.raises(Dead):
+            await begin_and_die(gateways, lease)
+
+        gateways.clock.advance(REST_S + 1)
+        await gateways.worker(lease).tick()
+
+    assert (await gateways.only(scope, export)).status is ExportStatus.COMPLETED
+
+
 async def test_an_export_that_kills_gateways_fails(gateways: Gateways) -> None:
     """After three gateways have died over an export it is failed, says so, and another one can be created."""
     scope = await gateways.tenant()
