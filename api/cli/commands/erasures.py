@@ -40,7 +40,10 @@ def write_list(
 
 @app.command()
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A list that `db erasures list` has written.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A list that `db erasures list` has written."),
+    ],
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     as_json: JsonFlag = False,

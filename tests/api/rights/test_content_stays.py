@@ -144,12 +144,13 @@ class Acts:
         if answer.status_code >= 400:
             self.errors.append(answer.text)
             return {}
-        return answer.json() if "json" in answer.headers["content-type"] else {}
+        found: dict[str, Any] = answer.json() if "json" in answer.headers["content-type"] else {}
+        return found
 
     async def all(self) -> None:
         self.gateway.engine.text = f"It is {ANSWER}."
-        for part in (self.chats(), self.sessions(), self.batches(), self.adapters(), self.mistakes(), self.failures()):
-            await part
+        for part in (self.chats, self.sessions, self.batches, self.adapters, self.mistakes, self.failures):
+            await part()
         await self.post("/v1/exports")
         await self.gateway.resources.rights.worker.tick()
         await self.gateway.resources.server.trace_store.flush()
@@ -158,7 +159,13 @@ class Acts:
     async def chats(self) -> None:
         messages = [{"role": "user", "content": TEXT}]
         chat: dict[str, Any] = {"model": "tiny", "messages": messages, "stop": [OUTPUT]}
-        for more in ({}, {"stream": True}, {"logprobs": True, "top_logprobs": 2}, {"user": PROMPT}):
+        forms: tuple[dict[str, Any], ...] = (
+            {},
+            {"stream": True},
+            {"logprobs": True, "top_logprobs": 2},
+            {"user": PROMPT},
+        )
+        for more in forms:
             await self.post("/v1/chat/completions", chat | more)
         ids = list(text_tokenizer().encode(TEXT, allow_special=False))
         await self.post("/v1/completions", {"model": "tiny", "prompt": ids})
