@@ -78,7 +78,7 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
     max_batch_tokens, max_running = batch_limits(config, device)
     target_itl_ms = _TARGET_ITL_MS[device.type] if config.target_itl_ms is None else config.target_itl_ms
     return SchedulerLimits(
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens_of(config, model),
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
         max_waiting=config.max_waiting,
@@ -89,6 +89,11 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         eos_token_ids=frozenset(model.eos_token_ids),
         target_itl_s=target_itl_ms / 1000 or None,
     )
+
+
+def page_tokens_of(config: EngineConfig, model: ModelConfig) -> int:
+    """Returns the number of tokens in a KV page: the configured one, or the model's own."""
+    return config.page_tokens or model.page_tokens
 
 
 def read_served_model(config: EngineConfig) -> ModelConfig:

@@ -161,7 +161,7 @@ def build_engine(
 
 def _scopes(settings: RankSettings, storage: KvStorage) -> CacheScopes:
     variant = f"{settings.model.kv_variant}{scope_suffix(storage.cache.format)}"
-    return CacheScopes(settings.fingerprint, f"{settings.dtype}/{settings.config.page_tokens}{variant}")
+    return CacheScopes(settings.fingerprint, f"{settings.dtype}/{storage.sizes.page_tokens}{variant}")
 
 
 def _costs(
@@ -297,10 +297,11 @@ def _describe(settings: RankSettings, limits: SchedulerLimits, device_pages: int
         biased_targets=model.biased_targets,
         target_shapes=model.target_shapes,
         max_lora_rank=config.max_lora_rank,
-        page_tokens=config.page_tokens,
+        page_tokens=limits.page_tokens,
         device_pages=device_pages,
         max_requests=limits.max_running + limits.queue.requests,
         max_domain_requests=limits.max_running + limits.queue.domain_requests,
         version=graftwork.__version__,
         experts=None if model.experts is None else model.experts.shapes,
+        modules=model.modules,
     )

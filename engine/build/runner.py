@@ -32,6 +32,8 @@ from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights
+from graftwork.engine.recurrence.layers import RecurrentLayers
+from graftwork.engine.recurrence.state_pages import StatePages
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
 from graftwork.engine.runner.input_batch import BatchBuilder
@@ -131,7 +133,7 @@ class RunnerParts:
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
-            Decoder(self.model, self.weights, rows, self.on_layer),
+            Decoder(self.model, self.weights, rows, self.on_layer, self._recurrent(storage)),
             build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
                 storage.sizes.page_tokens,
@@ -142,6 +144,13 @@ class RunnerParts:
             ),
             self.lora,
         )
+
+    def _recurrent(self, storage: KvStorage) -> RecurrentLayers | None:
+        """Returns what computes the recurrent layers; None if the model has none."""
+        if self.model.recurrence is None:
+            return None
+        pages = StatePages(self.model.recurrence, storage.device_memory, storage.cache)
+        return RecurrentLayers(self.model, self.weights, pages, storage.sizes.page_tokens)
 
 
 @dataclass(frozen=True, slots=True)

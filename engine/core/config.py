@@ -40,8 +40,12 @@ class EngineConfig:
     """
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
-    page_tokens: int = 16
-    """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster."""
+    page_tokens: int | None = None
+    """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster.
+
+    None means 16. For a model with recurrent layers, whose pages hold a state each, it means a number for which the state is
+    no larger than keys and values, but at most 512.
+    """
     device_bytes: int | None = None
     """Bytes of KV and adapters together on the device; at least one full context and the smallest adapter.
 

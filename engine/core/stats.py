@@ -9,6 +9,7 @@ from typing import Any
 
 from graftwork.engine.core.events import CacheReport
 from graftwork.engine.core.expert_shapes import ExpertShapes
+from graftwork.engine.core.layer_modules import LayerModules
 from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.metrics import counter, gauge
 
@@ -32,7 +33,8 @@ class EngineDescription:
     """The pair (out_features, in_features) of each LoRA target.
 
     The targets are q_proj, k_proj, v_proj, o_proj, and those of the MLP: gate_proj, up_proj and down_proj of dense
-    layers; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of routed layers.
+    layers; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of routed layers; in_proj and
+    out_proj of recurrent layers.
     """
     max_lora_rank: int
     page_tokens: int
@@ -49,6 +51,8 @@ class EngineDescription:
     """Counts the upgrades of what engines serve under this model name. Engines of one generation agree in all of it."""
     experts: ExpertShapes | None = None
     """The sizes and names of the model's experts; None if no layer is routed."""
+    modules: LayerModules | None = None
+    """The names of the layers' modules, and which layers are recurrent; None if the names are those of Llama."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:
