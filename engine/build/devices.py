@@ -88,6 +88,7 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         target_itl_s=target_itl_ms / 1000 or None,
+        drafts_fill_pages=model.recurrence is None,
     )
 
 
@@ -107,6 +108,11 @@ def read_served_model(config: EngineConfig) -> ModelConfig:
         if model.experts is not None:
             raise InvalidRequest(
                 f"--quantization {config.quantization} is not served for a model with experts: leave it out.",
+                param="quantization",
+            )
+        if model.recurrence is not None:
+            raise InvalidRequest(
+                f"--quantization {config.quantization} is not served for a model with recurrent layers: leave it out.",
                 param="quantization",
             )
         model = replace(model, quantization=round_to_nearest(config.quantization, model.quantization))
@@ -169,6 +175,15 @@ def choose_device(name: str) -> torch.device:
             param="device",
         )
     return torch.device(name)
+
+
+def check_recurrent(model: ModelConfig, device: torch.device) -> None:
+    """Raises InvalidRequest if a model has recurrent layers and the device cannot compute them."""
+    if model.recurrence is not None and device.type != "cpu":
+        raise InvalidRequest(
+            f"A model with recurrent layers is not served on {device}, only on a CPU: give --device cpu.",
+            param="device",
+        )
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:

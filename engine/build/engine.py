@@ -15,6 +15,7 @@ from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.build.calibration import confirms, measure
 from graftwork.engine.build.calibration_cache import CalibrationCache, CalibrationKey
 from graftwork.engine.build.devices import (
+    check_recurrent,
     choose_device,
     choose_dtype,
     load_weights,
@@ -202,6 +203,7 @@ def _load_model(
     """
     torch.set_num_threads(config.threads)
     model, device = read_served_model(config), choose_device(config.device)
+    check_recurrent(model, device)
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
     with phases.phase("fingerprint"):

@@ -150,7 +150,8 @@ class RunnerParts:
         if self.model.recurrence is None:
             return None
         pages = StatePages(self.model.recurrence, storage.device_memory, storage.cache)
-        return RecurrentLayers(self.model, self.weights, pages, storage.sizes.page_tokens)
+        weights = [layer.recurrent for layer in self.weights.layers if layer.recurrent is not None]
+        return RecurrentLayers(self.model, weights, pages, storage.sizes.page_tokens)
 
 
 @dataclass(frozen=True, slots=True)

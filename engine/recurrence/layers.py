@@ -4,6 +4,7 @@ RecurrentLayers holds the weights and the states; StepRecurrence computes one st
 pages of the KV cache (state_pages.py); step_states.py says which are read and written.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,6 @@ from torch.nn import functional
 from graftwork.engine.attention.backend import AttentionBatch
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.recurrent_weights import RecurrentWeights
-from graftwork.engine.model.weights import DecoderWeights
 from graftwork.engine.recurrence.draft_inputs import DraftInputs, KeptDraftInputs
 from graftwork.engine.recurrence.scan import apart, convolve, scan, step_sizes
 from graftwork.engine.recurrence.state_pages import LayerStates, StatePages
@@ -22,12 +22,15 @@ from graftwork.engine.recurrence.step_states import SlicePlan, page_before, plan
 class RecurrentLayers:
     """The recurrent layers of one model, and the states of all requests."""
 
-    def __init__(self, model: ModelConfig, weights: DecoderWeights, pages: StatePages, page_tokens: int) -> None:
+    def __init__(
+        self, model: ModelConfig, weights: Sequence[RecurrentWeights], pages: StatePages, page_tokens: int
+    ) -> None:
+        """`weights` are those of the recurrent layers, in their order."""
         assert model.recurrence is not None
         self.config = model.recurrence
         self.epsilon = model.rms_norm_eps
         self.pages = pages
-        self.weights = tuple(layer.recurrent for layer in weights.layers if layer.recurrent is not None)
+        self.weights = tuple(weights)
         self.index_of = {layer: index for index, layer in enumerate(self.config.layers)}
         self.drafts = KeptDraftInputs()
         self._page_tokens = page_tokens

@@ -83,9 +83,7 @@ class Scheduler:
         self._running, self._by_id = self.requests.running, self.requests.by_id
         self._free_places = list(range(limits.max_running))
         self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
-        self._page_grower = PageGrower(
-            kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt_if_landed
-        )
+        self._page_grower = PageGrower(kv_cache, self._running, limits, self._preempt_if_landed)
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens, limits.max_batch_tokens)
         self.deadlines = DeadlineAdmission(limits, self.requests, kv_cache, self.step_times, clock)
