@@ -51,6 +51,7 @@ ROOMS = (
     "engine/lora",
     "engine/lora/triton",
     "engine/attention",
+    "engine/recurrence",
     "engine/runner",
     "engine/parallel",
     "engine/step_recorder.py",

@@ -33,6 +33,7 @@ from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.engine.recurrence.layers import RecurrentLayers
+from graftwork.engine.recurrence.scan import choose_scan
 from graftwork.engine.recurrence.state_pages import StatePages
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
@@ -151,7 +152,7 @@ class RunnerParts:
             return None
         pages = StatePages(self.model.recurrence, storage.device_memory, storage.cache)
         weights = [layer.recurrent for layer in self.weights.layers if layer.recurrent is not None]
-        return RecurrentLayers(self.model, weights, pages, storage.sizes.page_tokens)
+        return RecurrentLayers(self.model, weights, pages, storage.sizes.page_tokens, choose_scan())
 
 
 @dataclass(frozen=True, slots=True)

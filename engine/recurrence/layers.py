@@ -14,7 +14,7 @@ from graftwork.engine.attention.backend import AttentionBatch
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.recurrent_weights import RecurrentWeights
 from graftwork.engine.recurrence.draft_inputs import DraftInputs, KeptDraftInputs
-from graftwork.engine.recurrence.scan import apart, convolve, scan, step_sizes
+from graftwork.engine.recurrence.scan import Scan, apart, convolve, step_sizes
 from graftwork.engine.recurrence.state_pages import LayerStates, StatePages
 from graftwork.engine.recurrence.step_states import SlicePlan, page_before, plan_slice
 
@@ -23,7 +23,12 @@ class RecurrentLayers:
     """The recurrent layers of one model, and the states of all requests."""
 
     def __init__(
-        self, model: ModelConfig, weights: Sequence[RecurrentWeights], pages: StatePages, page_tokens: int
+        self,
+        model: ModelConfig,
+        weights: Sequence[RecurrentWeights],
+        pages: StatePages,
+        page_tokens: int,
+        scan: Scan,
     ) -> None:
         """`weights` are those of the recurrent layers, in their order."""
         assert model.recurrence is not None
@@ -31,6 +36,7 @@ class RecurrentLayers:
         self.epsilon = model.rms_norm_eps
         self.pages = pages
         self.weights = tuple(weights)
+        self.scan = scan
         self.index_of = {layer: index for index, layer in enumerate(self.config.layers)}
         self.drafts = KeptDraftInputs()
         self._page_tokens = page_tokens
@@ -125,19 +131,17 @@ class StepRecurrence:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _scan(self, states: LayerStates, rows: tuple[torch.Tensor, ...]) -> None:
-        """Runs each slice through its pages, and its drafts through a copy. `rows` are the arguments of `scan`."""
-        start = 0
+        """Runs each slice through its pages, and its drafts through a copy. `rows` are the last arguments of a Scan."""
+        scan, start = self._owner.scan, 0
         for run in self._runs:
-            plan, state = run.plan, states.of(run.plan.segments[0].page)
+            plan, heads = run.plan, states.heads[run.plan.segments[0].page]
             for number, segment in enumerate(plan.segments):
                 if number:
-                    following = states.of(segment.page)
-                    following.heads.copy_(state.heads)
-                    state = following
-                scan(state, *(part[start + segment.start : start + segment.end] for part in rows))
+                    heads = states.heads[segment.page].copy_(heads)
+                scan(heads, *(part[start + segment.start : start + segment.end] for part in rows))
             if plan.num_drafts:
                 drafted = slice(start + plan.num_kept, start + plan.num_inputs)
-                scan(LayerStates(state.heads.clone(), state.inputs), *(part[drafted] for part in rows))
+                scan(heads.clone(), *(part[drafted] for part in rows))
             start += plan.num_inputs
 
     def _own_rows(self, y: torch.Tensor, num_rows: int) -> torch.Tensor:

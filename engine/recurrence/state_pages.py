@@ -25,21 +25,10 @@ _ITEM_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """The states of one recurrent layer in all pages, or in one."""
+    """The states of one recurrent layer in all pages. Writing to them changes the pages."""
 
-    heads: torch.Tensor  # fp32 [..., heads, state_size, head_dim]
-    inputs: torch.Tensor  # fp32 [..., conv_tokens - 1, conv_width], the oldest token first
-
-    def of(self, page: int) -> "LayerStates":
-        """Returns the state in one page. Writing to it changes the page."""
-        return LayerStates(self.heads[page], self.inputs[page])
-
-    def copy_(self, source: "LayerStates") -> None:
-        self.heads.copy_(source.heads)
-        self.inputs.copy_(source.inputs)
-
-    def clone(self) -> "LayerStates":
-        return LayerStates(self.heads.clone(), self.inputs.clone())
+    heads: torch.Tensor  # fp32 [frames, heads, state_size, head_dim]
+    inputs: torch.Tensor  # fp32 [frames, conv_tokens - 1, conv_width], the oldest token first
 
 
 class StatePages:

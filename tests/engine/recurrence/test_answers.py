@@ -72,7 +72,7 @@ def test_an_answer_does_not_depend_on_where_its_state_was(family: Family, tmp_pa
     command(SessionVerb.HOLD, history, ToolWait("search"))
     warm = turn(driver, prompt, len(history))
     forked = turn(driver, prompt, len(history), session="child")
-    rewound = turn(driver, history[: 3 * PAGE] + [5, 6, 7], 3 * PAGE)
+    rewound = turn(driver, [*history[: 3 * PAGE], 5, 6, 7], 3 * PAGE)
     command(SessionVerb.SUSPEND, prompt + warm.token_ids)
     from_host = turn(driver, prompt, len(history))
     command(SessionVerb.SUSPEND, prompt + from_host.token_ids)
@@ -85,7 +85,7 @@ def test_an_answer_does_not_depend_on_where_its_state_was(family: Family, tmp_pa
 
     turns = {"warm": warm, "forked": forked, "host": from_host, "prefetched": prefetched, "disk": from_disk}
     assert {name: outcome.token_ids for name, outcome in turns.items()} == dict.fromkeys(turns, expected)
-    assert rewound.token_ids == alone(family, history[: 3 * PAGE] + [5, 6, 7])
+    assert rewound.token_ids == alone(family, [*history[: 3 * PAGE], 5, 6, 7])
     most = (len(prompt) - 1) // PAGE
     assert pages_on(warm) == (whole, 0, 0)
     assert pages_on(rewound) == (3, 0, 0)

@@ -18,6 +18,7 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.recurrence import RecurrenceConfig
 from graftwork.engine.model.recurrent_weights import RecurrentWeights
 from graftwork.engine.recurrence.layers import RecurrentLayers
+from graftwork.engine.recurrence.scan import Scan, choose_scan, compiled_scan, torch_scan
 from graftwork.engine.recurrence.state_pages import StatePages
 from graftwork.platform.ids import RequestId
 from tests.hypothesis_profiles import examples
@@ -67,12 +68,12 @@ def random_weights(seed: int) -> RecurrentWeights:
 class Layers:
     """The recurrent layers of MODEL over their own pages, fed with the outputs of in_proj."""
 
-    def __init__(self, num_pages: int = 40, kv_dtype: str = "auto") -> None:
+    def __init__(self, num_pages: int = 40, kv_dtype: str = "auto", scan: Scan = torch_scan) -> None:
         form = kv_format(kv_dtype, torch.float32)
         memory = DeviceMemory(num_pages, bytes_per_page(MODEL, PAGE, torch.float32, form), torch.device("cpu"))
         self.cache = KvCache(MODEL, memory, PAGE, torch.float32, form)
         self.pages = StatePages(SIZES, memory, self.cache)
-        self.layers = RecurrentLayers(MODEL, [random_weights(seed) for seed in range(3)], self.pages, PAGE)
+        self.layers = RecurrentLayers(MODEL, [random_weights(seed) for seed in range(3)], self.pages, PAGE, scan)
 
     def step(self, projected: torch.Tensor, *pieces: RequestSlice, padding: int = 0) -> list[torch.Tensor]:
         """The outputs of each recurrent layer for the rows of some slices."""
@@ -121,24 +122,34 @@ def by_definition(projected: torch.Tensor, weights: RecurrentWeights) -> torch.T
     return torch.stack(outputs)
 
 
-def test_a_layer_computes_its_definition() -> None:
+SCANS = pytest.mark.parametrize("scan", [torch_scan, compiled_scan], ids=["torch", "compiled"])
+
+
+@SCANS
+def test_a_layer_computes_its_definition(scan: Scan) -> None:
     """Each layer's outputs are those of a plain loop in float64, over several pages."""
     projected = random_rows(11, seed=1)
 
-    outputs = Layers().step(projected, piece("a", 0, 11))
+    outputs = Layers(scan=scan).step(projected, piece("a", 0, 11))
 
     for number, output in enumerate(outputs):
         expected = by_definition(projected, random_weights(number))
         torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_the_compiled_loop_serves_on_this_machine() -> None:
+    """The self-test passes, so the compiled loop is what serves, and not torch in silence."""
+    assert choose_scan() is compiled_scan
+
+
+@SCANS
 @settings(max_examples=examples(40))
 @given(cuts=st.lists(st.integers(1, 6), min_size=1, max_size=10), crowd=st.integers(0, 3), seed=st.integers(0, 99))
-def test_chunks_and_neighbours_do_not_change_a_bit(cuts: list[int], crowd: int, seed: int) -> None:
+def test_chunks_and_neighbours_do_not_change_a_bit(scan: Scan, cuts: list[int], crowd: int, seed: int) -> None:
     """However a request is cut into slices, and whoever is beside it, its outputs and its states have the same bits."""
     total, random = sum(cuts), Random(seed)
     rows = random_rows(total, seed)
-    whole, cut = Layers(), Layers(num_pages=120)
+    whole, cut = Layers(scan=scan), Layers(num_pages=120, scan=scan)
     expected = whole.step(rows, piece("a", 0, total))
 
     found = list[list[torch.Tensor]]()
