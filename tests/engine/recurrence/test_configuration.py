@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
 
 
 def read(folder: Path, **changes: Any) -> ModelConfig:
-    (folder / "config.json").write_text(json.dumps({name: value for name, value in (TINY | changes).items()}))
+    (folder / "config.json").write_text(json.dumps(TINY | changes))
     return read_model_config(folder)
 
 

@@ -46,7 +46,7 @@ MODEL = ModelConfig(
     dtype="float32",
     recurrence=SIZES,
 )
-SAMPLE = SampleSpec(SamplingParams(), seed=0, position=0)
+SAMPLE = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=0)
 
 
 def random_weights(seed: int) -> RecurrentWeights:
@@ -68,12 +68,12 @@ def random_weights(seed: int) -> RecurrentWeights:
 class Layers:
     """The recurrent layers of MODEL over their own pages, fed with the outputs of in_proj."""
 
-    def __init__(self, num_pages: int = 40, kv_dtype: str = "auto", scan: Scan = torch_scan) -> None:
+    def __init__(self, num_pages: int = 40, kv_dtype: str = "auto", scan: Scan = torch_scan, page: int = PAGE) -> None:
         form = kv_format(kv_dtype, torch.float32)
-        memory = DeviceMemory(num_pages, bytes_per_page(MODEL, PAGE, torch.float32, form), torch.device("cpu"))
-        self.cache = KvCache(MODEL, memory, PAGE, torch.float32, form)
+        memory = DeviceMemory(num_pages, bytes_per_page(MODEL, page, torch.float32, form), torch.device("cpu"))
+        self.cache = KvCache(MODEL, memory, page, torch.float32, form)
         self.pages = StatePages(SIZES, memory, self.cache)
-        self.layers = RecurrentLayers(MODEL, [random_weights(seed) for seed in range(3)], self.pages, PAGE, scan)
+        self.layers = RecurrentLayers(MODEL, [random_weights(seed) for seed in range(3)], self.pages, page, scan)
 
     def step(self, projected: torch.Tensor, *pieces: RequestSlice, padding: int = 0) -> list[torch.Tensor]:
         """The outputs of each recurrent layer for the rows of some slices."""
@@ -231,7 +231,7 @@ def test_rows_of_padding_are_zeros() -> None:
 def test_states_share_pages_with_keys_and_values(kv_dtype: str) -> None:
     """Writing all states of a page and all its keys and values overwrites none of the others, and a page that is read and
     written as a whole carries them all."""
-    layers = Layers(kv_dtype=kv_dtype)
+    layers = Layers(kv_dtype=kv_dtype, page=4)
     generator, written = torch.Generator().manual_seed(3), dict[str, Any]()
     for number, states in enumerate(layers.pages.layers):
         states.heads[7] = written[f"heads {number}"] = torch.randn(states.heads[7].shape, generator=generator)
