@@ -74,6 +74,9 @@ class StepRecurrence:
         self._owner = owner
         self._runs = runs
         self._replays = any(run.plan.num_replayed for run in runs)
+        decodes = all(run.plan.num_inputs == 1 for run in runs)
+        self._pages = torch.tensor([run.plan.segments[0].page for run in runs]) if decodes and len(runs) > 1 else None
+        """The page of each request, if each has one token, so that their inputs are convolved together."""
 
     def mix(self, layer: int, projected: torch.Tensor) -> torch.Tensor:
         """Advances the states of one layer, and returns what its tokens read from them, ready for out_proj.
@@ -119,6 +122,10 @@ class StepRecurrence:
 
     def _convolved(self, inputs: torch.Tensor, weights: RecurrentWeights, states: LayerStates) -> torch.Tensor:
         """Returns the convolution of all inputs, and leaves each page's last inputs in its state."""
+        if self._pages is not None:
+            window = torch.cat([states.inputs[self._pages].transpose(0, 1), inputs[None]])  # [conv_tokens, rows, ...]
+            states.inputs[self._pages] = window[1:].transpose(0, 1)
+            return convolve(window, weights)[0]
         parts, start = list[torch.Tensor](), 0
         for run in self._runs:
             plan = run.plan

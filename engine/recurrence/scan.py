@@ -35,8 +35,8 @@ def apart(x: torch.Tensor) -> torch.Tensor:
 def convolve(window: torch.Tensor, weights: RecurrentWeights) -> torch.Tensor:
     """Returns the causal convolution over time.
 
-    window: fp32 [conv_tokens - 1 + num_tokens, conv_width], the inputs before the tokens first. Returns [num_tokens,
-    conv_width].
+    window: fp32 [conv_tokens - 1 + num_tokens, ..., conv_width], the inputs before the tokens first. Returns [num_tokens,
+    ..., conv_width].
     """
     taps = weights.conv
     count = len(window) - len(taps) + 1
