@@ -10,7 +10,10 @@ from tests.tree import HOUSE, ROOT, allowed, imports, modules
 
 FENCES: dict[str, tuple[str, ...]] = {
     "torch": ("engine/*", "adapters/registry/weights.py"),
-    **dict.fromkeys(("numba", "llvmlite"), ("engine/lora/cpu_kernel.py", "engine/quantization/cpu_kernel.py")),
+    **dict.fromkeys(
+        ("numba", "llvmlite"),
+        ("engine/lora/cpu_kernel.py", "engine/quantization/cpu_kernel.py", "engine/recurrence/cpu_kernel.py"),
+    ),
     **dict.fromkeys(("triton", "xgrammar"), ("engine/*",)),
     "sqlalchemy": (
         "*/tables.py",
