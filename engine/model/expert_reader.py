@@ -16,9 +16,9 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import MXFP4_BLOCK, ExpertsConfig, ExpertTensors, RouterScore
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, RoutedWeights, SharedWeights
-from graftwork.engine.model.mxfp4 import from_mxfp4
 from graftwork.engine.model.projections import stored_width
 from graftwork.engine.model.weight_reader import TensorSource
+from graftwork.engine.quantization.mxfp4 import from_mxfp4
 
 
 class ExpertReader:
