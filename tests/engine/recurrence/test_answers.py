@@ -11,6 +11,7 @@ from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb, ToolWait
+from graftwork.engine.kv.disk.file_format import BLOCK_BYTES
 from graftwork.engine.model.config import read_model_config
 from tests.engine.engine_driver import EngineDriver, Outcome
 from tests.engine.families import ADAPTER, Family, PeftFolders, make_family
@@ -95,7 +96,7 @@ def test_an_answer_does_not_depend_on_where_its_state_was(family: Family, tmp_pa
 
 
 def test_a_damaged_state_on_disk_is_computed_again(family: Family, tmp_path: Path) -> None:
-    """A file of KV in which one byte of a state has changed is not used, and the answer is the same."""
+    """Pages in which one bit of a state has changed are not used, and the answer is the same."""
     options: dict[str, Any] = {"disk_kv_bytes": 2**24, "kv_folder": tmp_path / "kv"}
     driver = engine(family, **options)
     prompt = random_prompt(Random(3), 23)
@@ -107,7 +108,8 @@ def test_a_damaged_state_on_disk_is_computed_again(family: Family, tmp_path: Pat
     for path in (tmp_path / "kv").rglob("*"):
         if path.is_file() and path.stat().st_size > page_bytes:
             content = bytearray(path.read_bytes())
-            content[-page_bytes + 8] ^= 1  # in the state of the first recurrent layer, of the file's last page
+            for start in range(BLOCK_BYTES, len(content), page_bytes):
+                content[start + 8] ^= 1  # in the state of the first recurrent layer
             path.write_bytes(content)
 
     restarted = engine(family, **options)
