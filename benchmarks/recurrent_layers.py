@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -113,6 +114,17 @@ def fastest(acts: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
     return found
 
 
+def mix(layers: RecurrentLayers, batch: AttentionBatch, projected: torch.Tensor) -> torch.Tensor:
+    """Computes one step of the layer."""
+    return layers.plan(batch).mix(0, projected)
+
+
+def project(linears: tuple[Linear, Linear], x: torch.Tensor, mixed: torch.Tensor) -> None:
+    """Computes the layer's two projections."""
+    for linear, rows in zip(linears, (x, mixed), strict=True):
+        linear(rows)
+
+
 @torch.inference_mode()
 def measure(rounds: int) -> list[Timing]:
     """Measures all kinds of steps."""
@@ -126,13 +138,10 @@ def measure(rounds: int) -> list[Timing]:
         projected, x = torch.randn(rows, SHAPE.input_width).bfloat16(), torch.randn(rows, HIDDEN).bfloat16()
         wide = torch.randn(rows, 3072).bfloat16()
 
-        def mix(layers: RecurrentLayers, batch: AttentionBatch = batch, rows: torch.Tensor = projected) -> object:
-            return layers.plan(batch).mix(0, rows)
-
         acts: dict[str, Callable[[], object]] = {
-            way: lambda layers=layers: mix(layers) for way, layers in by_scan.items()
+            way: partial(mix, layers, batch, projected) for way, layers in by_scan.items()
         }
-        acts["projections"] = lambda x=x, wide=wide: (into(x), out(wide))
+        acts["projections"] = partial(project, (into, out), x, wide)
         found = fastest(acts, rounds)
         timings.append(Timing(name, found["compiled"], found["torch"], found["projections"]))
     return timings

@@ -106,8 +106,9 @@ def _other_names(description: EngineDescription) -> Iterator[str]:
             if modules is not None:
                 yield f"{prefix}layers.{layer}.{modules.mlp}"
                 yield from _recurrent_names(f"{prefix}layers.{layer}", description, layer)
-        for layer in () if description.experts is None else description.experts.layers:
-            yield f"{prefix}layers.{layer}.{description.experts.names.blocks[0]}.experts"
+        if description.experts is not None:
+            block = description.experts.names.blocks[0]
+            yield from (f"{prefix}layers.{layer}.{block}.experts" for layer in description.experts.layers)
 
 
 def _recurrent_names(prefix: str, description: EngineDescription, layer: int) -> Iterator[str]:

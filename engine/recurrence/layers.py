@@ -91,16 +91,15 @@ class StepRecurrence:
         inputs = self._inputs(index, projected[:, config.width :])  # fp32 [num_inputs, conv_width + heads]
         mixed = functional.silu(apart(self._convolved(inputs[:, : config.conv_width], weights, states)))
         sizes, decays = step_sizes(inputs[:, config.conv_width :], weights)
-        values = mixed[:, : config.width].unflatten(1, (config.num_heads, config.head_dim))
-        B, C = mixed[:, config.width :].unflatten(1, (2, config.num_groups, config.state_size)).unbind(1)
+        values = mixed[:, : config.width].view(-1, config.num_heads, config.head_dim)
+        B, C = mixed[:, config.width :].view(-1, 2, config.num_groups, config.state_size).unbind(1)
         y = torch.empty_like(values, memory_format=torch.contiguous_format)  # [num_inputs, heads, head_dim]
         self._scan(states, (decays, values * sizes[:, :, None], B, C, y))
         y += weights.skip * values
         own = self._own_rows(y.flatten(1), len(projected))
         gated = own * functional.silu(apart(gate))
-        normed = functional.rms_norm(
-            gated.unflatten(1, (config.num_groups, -1)), (config.width // config.num_groups,), eps=owner.epsilon
-        )
+        size = config.width // config.num_groups
+        normed = functional.rms_norm(gated.view(-1, config.num_groups, size), (size,), eps=owner.epsilon)
         return normed.flatten(1).to(projected.dtype) * weights.norm
 
     def _inputs(self, index: int, projected: torch.Tensor) -> torch.Tensor:

@@ -81,11 +81,12 @@ def torch_scan(
 ) -> None:
     """Computes Scan in torch. The reference of the compiled loop."""
     num_groups = B.shape[1]
-    by_group = heads.unflatten(0, (num_groups, -1))  # [groups, heads of a group, state_size, head_dim]
+    by_group = heads.view(num_groups, -1, *heads.shape[1:])  # [groups, heads of a group, state_size, head_dim]
     decays = decays[:, :, None, None]
-    values = values.unflatten(1, (num_groups, -1)).unsqueeze(3)  # [num_tokens, groups, heads of a group, 1, head_dim]
+    grouped = (len(decays), num_groups, -1, values.shape[2])
+    values = values.reshape(grouped).unsqueeze(3)  # [num_tokens, groups, heads of a group, 1, head_dim]
     B, C = B[:, :, None, :, None], C[:, :, None, :, None]  # [num_tokens, groups, 1, state_size, 1]
-    read = y.unflatten(1, (num_groups, -1))  # [num_tokens, groups, heads of a group, head_dim]
+    read = y.view(grouped)  # [num_tokens, groups, heads of a group, head_dim]
     for token in range(len(decays)):
         heads.mul_(decays[token])
         by_group.add_(B[token] * values[token])
@@ -125,8 +126,8 @@ def _why_compiled_fails() -> str | None:
         torch_scan(states[0], *rows, outputs[0])
         compiled_scan(states[1], *rows, outputs[1])
         for token in range(7):
-            one = slice(token, token + 1)
-            compiled_scan(states[2], *(part[one] for part in rows), outputs[2][one])
+            decays, values, B, C = (part[token : token + 1] for part in rows)
+            compiled_scan(states[2], decays, values, B, C, outputs[2][token : token + 1])
     except Exception as error:  # noqa: BLE001 - a compiler and its libraries fail in ways of their own
         return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
     if not torch.equal(states[0], states[1]) or not torch.allclose(outputs[0], outputs[1], _TOLERANCE, _TOLERANCE):

@@ -52,14 +52,12 @@ class StatePages:
             if count
         ]
         num_heads = config.num_heads * config.state_size * config.head_dim
+        heads = (config.num_heads, config.state_size, config.head_dim)
+        inputs = (config.conv_tokens - 1, config.conv_width)
         self.layers = tuple(
             LayerStates(
-                frames[:, start : start + num_heads].unflatten(
-                    1, (config.num_heads, config.state_size, config.head_dim)
-                ),
-                frames[:, start + num_heads : start + numbers].unflatten(
-                    1, (config.conv_tokens - 1, config.conv_width)
-                ),
+                frames[:, start : start + num_heads].view(-1, *heads),
+                frames[:, start + num_heads : start + numbers].view(-1, *inputs),
             )
             for start in starts
         )

@@ -98,7 +98,8 @@ def random_rows(count: int, seed: int) -> torch.Tensor:
 def by_definition(projected: torch.Tensor, weights: RecurrentWeights) -> torch.Tensor:
     """What a layer computes for a whole request, in float64, with loops over tokens, heads and features of the state."""
     rows = projected.double()
-    gate, inputs, dt = rows.split([SIZES.width, SIZES.conv_width, SIZES.num_heads], dim=1)
+    end = SIZES.width + SIZES.conv_width
+    gate, inputs, dt = rows[:, : SIZES.width], rows[:, SIZES.width : end], rows[:, end:]
     states = torch.zeros(SIZES.num_heads, SIZES.state_size, SIZES.head_dim, dtype=torch.float64)
     outputs = []
     for token in range(len(rows)):
@@ -106,7 +107,7 @@ def by_definition(projected: torch.Tensor, weights: RecurrentWeights) -> torch.T
         for back in range(min(SIZES.conv_tokens, token + 1)):
             mixed += inputs[token - back] * weights.conv[-1 - back].double()
         mixed = mixed * torch.sigmoid(mixed)
-        values, B, C = mixed.split([SIZES.width, 6, 6])
+        values, B, C = mixed[: SIZES.width], mixed[SIZES.width : SIZES.width + 6], mixed[SIZES.width + 6 :]
         y = torch.zeros(SIZES.width, dtype=torch.float64)
         for head in range(SIZES.num_heads):
             own = slice(head * SIZES.head_dim, (head + 1) * SIZES.head_dim)
@@ -116,7 +117,7 @@ def by_definition(projected: torch.Tensor, weights: RecurrentWeights) -> torch.T
             states[head] += size * torch.outer(B[group], values[own])
             y[own] = C[group] @ states[head] + weights.skip[head].double() * values[own]
         y *= gate[token] * torch.sigmoid(gate[token])
-        halves = y.unflatten(0, (2, -1))
+        halves = y.view(2, -1)
         normed = halves / torch.sqrt((halves * halves).mean(dim=1, keepdim=True) + 1e-5)
         outputs.append(normed.flatten() * weights.norm.double())
     return torch.stack(outputs)
