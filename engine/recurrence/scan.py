@@ -108,7 +108,7 @@ def choose_scan() -> Scan:
     reason = "numba is not installed" if find_spec("numba") is None else _why_compiled_fails()
     if reason is None:
         return compiled_scan
-    loss = "recurrent layers compute prompts some ten times slower"
+    loss = "recurrent layers compute prompts some three times slower"
     _log.warning("recurrent_kernel_unavailable", extra={"reason": reason, "loss": loss})
     return torch_scan
 
