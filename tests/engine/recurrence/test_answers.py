@@ -13,6 +13,7 @@ from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb, ToolWait
 from graftwork.engine.kv.disk.file_format import BLOCK_BYTES
 from graftwork.engine.model.config import read_model_config
+from graftwork.platform.clock import Clock, ManualClock
 from tests.engine.engine_driver import EngineDriver, Outcome
 from tests.engine.families import ADAPTER, Family, PeftFolders, make_family
 from tests.engine.hybrid_families import HYBRID_FAMILIES
@@ -29,12 +30,12 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     return make_family(HYBRID_FAMILIES["granite-hybrid"], tmp_path_factory.mktemp("hybrid"))
 
 
-def engine(family: Family, **options: Any) -> EngineDriver:
-    """An engine that loads whatever it can."""
+def engine(family: Family, clock: Clock | None = None, **options: Any) -> EngineDriver:
+    """An engine that loads whatever it can. With a clock that stands still, it drafts whatever it can."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": PAGE, "device_bytes": 2 * 2**20} | options
     source = family.folder.parent / "adapters"
     config = EngineConfig(model=family.folder, **settings)
-    return EngineDriver(build_engine(config, lambda found: PeftFolders(source, found), costs=load_always()))
+    return EngineDriver(build_engine(config, lambda found: PeftFolders(source, found), clock, costs=load_always()))
 
 
 def alone(family: Family, prompt: list[int], adapter: str | None = ADAPTER) -> list[int]:
@@ -147,7 +148,7 @@ def test_drafts_do_not_change_the_answer(family: Family, page_tokens: int) -> No
     assert plain.error is None
     answer = plain.token_ids
     spotted = [token if place % 5 else 2 + (token + 1) % 90 for place, token in enumerate(answer)]
-    driver = engine(family, page_tokens=page_tokens)
+    driver = engine(family, ManualClock(), page_tokens=page_tokens)
 
     for prediction in (answer, spotted, answer[:7] + random_prompt(Random(1), 20)):
         driver.submit(
@@ -170,7 +171,7 @@ def test_drafts_do_not_change_the_answer(family: Family, page_tokens: int) -> No
 def test_cached_pages_of_drafted_answers_continue_exactly(family: Family) -> None:
     """A prompt that continues an answer whose tokens were accepted drafts finds all its whole pages, and has the tokens of an
     engine that computes it alone."""
-    driver, prompt = engine(family), random_prompt(Random(9), 9)
+    driver, prompt = engine(family, ManualClock()), random_prompt(Random(9), 9)
     answer = alone(family, prompt)
     drafted = driver.run(prompt, adapter=ADAPTER, max_tokens=MAX_TOKENS, ignore_eos=True, prediction=tuple(answer))
 
