@@ -32,6 +32,7 @@ async def run_on_the_settings_database() -> None:
     import graftwork.platform.batches.tables
     import graftwork.platform.ledger.tables
     import graftwork.platform.modes.tables
+    import graftwork.platform.people.tables
     import graftwork.platform.tenancy.tables
     import graftwork.platform.tracing.tables
     import graftwork.sessions.store.tables  # noqa: F401

@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.api.deps.people import PeopleResources
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
@@ -308,6 +309,7 @@ class Resources:
     batches: BatchResources
     admin: AdminResources
     server: ServerResources
+    people: PeopleResources
     overview: OverviewBoard
     """The snapshots of what this gateway and its engines do."""
 
@@ -369,6 +371,9 @@ ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
 
 
 ForOverview = Annotated[OverviewBoard, Depends(_group(attrgetter("overview")))]
+
+
+ForPeople = Annotated[PeopleResources, Depends(_group(attrgetter("people")))]
 
 
 ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]

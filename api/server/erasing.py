@@ -22,6 +22,7 @@ from graftwork.platform.batches.batches import BatchKeeper
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import TenantId
 from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.people.people import People
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.principals import TenantScope, isolation_of
 from graftwork.sessions.service import SessionService
@@ -33,7 +34,7 @@ TOLD_FOR_S = 90 * 86400.0
 
 
 def tenant_erasure(
-    base: Foundation, inference: InferenceResources, sessions: SessionService, batches: BatchKeeper
+    base: Foundation, inference: InferenceResources, sessions: SessionService, batches: BatchKeeper, people: People
 ) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
         await base.engine.forget_domain(isolation_of(scope, inference.pepper))
@@ -54,6 +55,7 @@ def tenant_erasure(
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,
             "names in usage records": UsageMeter(base.database).erase,
+            "roles of people": people.erase,
             "webhooks": Webhooks(base.database, base.clock, inference.pepper).erase,
         },
     )

@@ -30,6 +30,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
+from graftwork.api.people.assembly import people_resources
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
@@ -52,6 +53,8 @@ from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
+from graftwork.platform.people.operators import Operators
+from graftwork.platform.people.people import People
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
@@ -146,6 +149,7 @@ async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources)
     await prices.refresh()
     await modes.refresh()
     await tenancy.verified.poll()
+    await resources.people.people.settle_all()
     stack.push_async_callback(tenancy.uses.flush)
     await stack.enter_async_context(repeating(tenancy.verified.poll, POLL_S, "reading the changes of access"))
     await stack.enter_async_context(repeating(tenancy.uses.flush, FLUSH_USES_S, "storing the last uses of keys"))
@@ -177,6 +181,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,
         "idempotency keys": resources.server.idempotency.sweep,
+        "used sign-ins": resources.people.sign_ins.sweep,
         "batches": resources.batches.batches.sweep,
         "files": resources.batches.files.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
@@ -226,13 +231,15 @@ async def _assemble(base: Foundation) -> Resources:
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     batches = batch_resources(base.settings, base.database, base.clock)
-    admin = _admin_resources(base, tenants, inference, sessions.sessions, batches)
+    people = people_resources(base.settings, base.database, base.clock, tenants.pepper, tenants.tenancy)
+    admin = _admin_resources(base, tenants, inference, sessions.sessions, batches, people.people)
     return Resources(
         inference=inference,
         sessions=sessions,
         account=_account_resources(base, tenants, inference),
         batches=batches,
         admin=admin,
+        people=people,
         server=_server_resources(base, tenants),
         overview=_overview(base, admin),
     )
@@ -316,6 +323,7 @@ def _admin_resources(
     inference: InferenceResources,
     sessions: SessionService,
     batches: BatchResources,
+    people: People,
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -328,7 +336,7 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=tenant_erasure(base, inference, sessions, batches.batches),
+        erasure=tenant_erasure(base, inference, sessions, batches.batches, people),
         modes=tenants.modes,
         webhooks=Webhooks(base.database, base.clock, tenants.pepper),
         switchboard=base.tracing.switchboard,
@@ -342,7 +350,13 @@ def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResou
         settings=settings,
         clock=base.clock,
         database=base.database,
-        gate=Authenticator.of_gateway(tenants.tenancy, admin_key, base.clock, settings.max_wrong_keys),
+        gate=Authenticator.of_gateway(
+            tenants.tenancy,
+            admin_key,
+            base.clock,
+            settings.max_wrong_keys,
+            Operators(base.database, base.clock, tenants.pepper),
+        ),
         idempotency=IdempotencyStore(base.database, base.clock, base.lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,

@@ -56,7 +56,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0025_batches"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0026_people"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
