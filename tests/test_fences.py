@@ -29,6 +29,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     ),
     "alembic": ("platform/database.py",),
     "redis": ("platform/*", "sessions/core/lease.py"),
+    **dict.fromkeys(("jwt", "cryptography"), ("platform/oidc/*",)),
     **dict.fromkeys(("fastapi", "starlette"), ("api/*",)),
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),

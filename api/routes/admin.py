@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.deps.resources import Admin, AdminResources, ForAdmin
+from graftwork.api.deps.resources import Admin, AdminResources, ForAdmin, ForPeople
 from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
@@ -102,9 +102,13 @@ async def get_tenants_usage(
 
 
 @reports_router.get("/audit")
-async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
+async def list_audit_entries(
+    resources: ForAdmin, people: ForPeople, _: Admin, page: PageQuery
+) -> Page[answers.AuditEntry]:
     """List the audit entries: who changed what, and when. By default the newest entry comes first."""
-    return page_answer(await resources.tenancy.audit(page), audit_answer)
+    found = await resources.tenancy.audit(page)
+    names = await people.people.names({entry.actor for entry in found.items})
+    return page_answer(found, lambda entry: audit_answer(entry, names))
 
 
 @reports_router.get("/modes")

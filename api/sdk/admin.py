@@ -1,6 +1,6 @@
 """Defines `client.admin`, which manages tenants and keys, and reads usage, audit entries and replicas.
 
-Organisations, limits and webhooks are in `limits.py`.
+Organisations, limits and webhooks are in `limits.py`, people in `people.py`.
 
 Every call sends the admin key.
 """
@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.limits import Organisations, Quotas, Webhooks, tenant_path
 from graftwork.api.sdk.overview import ServerOverviewQuery, follow_overview
+from graftwork.api.sdk.people import People
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
@@ -223,6 +224,10 @@ class Admin(Resource[R]):
     @property
     def organisations(self) -> Organisations[R]:
         return Organisations(self._runtime)
+
+    @property
+    def people(self) -> People[R]:
+        return People(self._runtime)
 
     @property
     def webhooks(self) -> Webhooks[R]:

@@ -66,7 +66,7 @@ class People:
         if not people:
             return {}
         async with self._database.read() as session:
-            return await rows.emails_of(session, people)
+            return await rows.names_of(session, people)
 
     async def add(self, issuer: str, subject: str, email: str | None, *, actor: str = "admin") -> Person:
         """Adds a person who has not signed in yet, so that roles can be granted. Returns the person.

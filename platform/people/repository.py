@@ -72,7 +72,7 @@ async def people_with_groups(session: ReadSession) -> list[PersonId]:
     return [PersonId(person_id) for person_id, groups in rows if groups]
 
 
-async def emails_of(session: ReadSession, person_ids: Collection[str]) -> dict[str, str]:
+async def names_of(session: ReadSession, person_ids: Collection[str]) -> dict[str, str]:
     """Returns the names of people by their ids: e-mail addresses, or else subjects."""
     found = select(PersonRow.id, PersonRow.email, PersonRow.subject).where(PersonRow.id.in_(list(person_ids)))
     return {person_id: email or subject for person_id, email, subject in (await session.execute(found)).all()}

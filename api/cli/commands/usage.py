@@ -208,5 +208,5 @@ def audit(limit: Annotated[int, typer.Option(help="How many entries.", min=1)] =
         entries = client.admin.audit(limit=limit)
     if as_json:
         return show_json(entries.raw)
-    rows = [(moment(entry.at), entry.actor, entry.action, entry.target) for entry in entries]
+    rows = [(moment(entry.at), entry.actor_name or entry.actor, entry.action, entry.target) for entry in entries]
     return show_table(("at", "actor", "action", "target"), rows, "Nothing was changed yet.")
