@@ -144,7 +144,7 @@ def _person_id(client: "Graftwork", text: str) -> str:
         return text
     people = client.admin.people
     found = [*(people.list(email=text, limit=100) if "@" in text else ()), *people.list(subject=text, limit=100)]
-    ids = sorted({person.id for person in found})
+    ids: list[str] = sorted({person.id for person in found})
     if len(ids) != 1:
         hint = f"give an id: {', '.join(ids)}" if ids else "see graftwork people list"
         raise ConfigurationError(f"{len(ids) or 'No'} people are known as {text!r}; {hint}.")
