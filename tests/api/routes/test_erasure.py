@@ -193,6 +193,9 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     await gateway.admin.put(f"{TENANTS}/{tenant.id}/user_quota?user={SECRET}", json={"requests_per_minute": 100})
     hook = await gateway.admin.put(f"{TENANTS}/{tenant.id}/webhook", json={"url": "https://hooks.example.com/"})
     assert hook.status_code == 200, hook.text
+    person = (await gateway.admin.post("/v1/admin/people", json={"subject": tenant.id, "issuer": "https://x"})).json()
+    role = {"role": f"tenant-viewer:{tenant.id}"}
+    await gateway.admin.post(f"/v1/admin/people/{person['id']}/roles", json=role)
     prices = {"currency": "USD", "rates": {"input": "1", "output": "1"}, "tenant_id": tenant.id}
     await gateway.admin.post("/v1/admin/prices", json=prices)
     session = (await client.post("/v1/sessions", json={"model": "tiny", "tools": tools})).json()["id"]
@@ -229,7 +232,7 @@ async def rows_by_table(database: Database, tenant_id: str) -> dict[str, int]:
                 else set()
             )
             owner = next(
-                (name for name in ("tenant_id", "owner", "owner_id") if name in columns),
+                (name for name in ("tenant_id", "owner", "owner_id", "granted_on") if name in columns),
                 "id" if table == "tenants" else None,
             )
             if owner is not None:

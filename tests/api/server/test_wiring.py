@@ -90,6 +90,7 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
         "responses",
         "sessions",
         "usage journals",
+        "used sign-ins",
     )
     names = (*(f"deleted {kind}" for kind in kinds), *rows)
     assert during == sorted(f"the sweep of {name}" for name in names)
