@@ -106,6 +106,8 @@ class IdentityProvider:
     """What the discovery document says over the right things."""
     device_answers: list[str] = field(default_factory=list)
     """Errors of the next polls of the device flow; then it gives tokens."""
+    interval_s: float = 5
+    """The seconds between two polls of the device flow."""
     refreshes: list[str] = field(default_factory=list)
     """The refresh tokens that are valid."""
     is_away: bool = False
@@ -155,7 +157,7 @@ class IdentityProvider:
                 return 200, {"keys": [key.jwk for key in (self.keys or [self.key])]}
             case "/device":
                 codes = {"device_code": "device-code", "user_code": "WDJB-MJHT"}
-                pages = {"verification_uri": f"{self.issuer}/enter", "expires_in": 600, "interval": 5}
+                pages = {"verification_uri": f"{self.issuer}/enter", "expires_in": 600, "interval": self.interval_s}
                 return 200, codes | pages
             case "/token":
                 return self._tokens(form)

@@ -22,6 +22,11 @@ class Identity:
     ends_at: float | None = None
     """The time at which the provider wants the session to end, in unix seconds. None if it does not say."""
 
+    @property
+    def name(self) -> str:
+        """Whose request it is, where requests of different senders are told apart."""
+        return self.subject
+
 
 @dataclass(frozen=True, slots=True)
 class Person:
