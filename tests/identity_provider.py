@@ -124,7 +124,12 @@ class IdentityProvider:
         """An ID token, right but for `claims`. A claim of None is left out."""
         now = self.now()
         made: dict[str, Any] = {"iss": self.issuer, "sub": self.subject, "aud": client_id, "iat": now, "exp": now + 300}
-        made |= {"nonce": nonce, "email": f"{self.subject}@example.com", "email_verified": True}
+        made |= {
+            "jti": secrets.token_hex(8),
+            "nonce": nonce,
+            "email": f"{self.subject}@example.com",
+            "email_verified": True,
+        }
         made |= {**self.claims, **claims}
         made = {name: value for name, value in made.items() if value is not None}
         if self.make_token is not None:

@@ -13,7 +13,6 @@ from graftwork import Graftwork
 from graftwork.api.sdk.login.device_flow import DeviceCode, LoginError
 from graftwork.api.sdk.login.login import Logins, SignInOffer
 from graftwork.api.sdk.login.login_file import LoginFile
-from graftwork.api.sdk.transport.runtimes import Keys
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.oidc.provider import RETRY_S
 from graftwork.platform.people.roles import parse_grant
@@ -139,7 +138,6 @@ async def test_the_command_line_signs_in_and_renews(sign_in: SignIn, tmp_path: P
         shown = await asyncio.to_thread(client.auth.whoami)
         people = await asyncio.to_thread(client.admin.people.list)
     assert (shown.tenant_id, [person.subject for person in people]) == (tenant.id, ["ada"])
-    assert Keys(None, None, lambda admin: later.token(sign_in.url, admin=admin)).has_admin
 
 
 async def test_the_command_line_of_somebody_who_refuses(sign_in: SignIn, tmp_path: Path) -> None:
