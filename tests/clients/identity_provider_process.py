@@ -36,9 +36,14 @@ class ProviderProcess:
 
 
 async def _line(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    """Returns the next JSON object that the process prints. The package prints notices of its own between them."""
     assert process.stdout is not None
+    text = b""
     async with asyncio.timeout(60):
-        line: dict[str, Any] = json.loads(await process.stdout.readline())
+        while not text.startswith(b"{"):
+            text = await process.stdout.readline()
+            assert text, "the provider has ended"
+    line: dict[str, Any] = json.loads(text)
     return line
 
 
@@ -71,7 +76,7 @@ def walk(browser: httpx.Client, address: str, person: str, until: str, *, refuse
     Returns the first address that begins with `until`, or the last page's text when no form is left. With `refuse`, the
     person follows the link that ends the sign-in.
     """
-    method, form = "GET", None
+    method, form, has_refused = "GET", None, False
     for _ in range(_MOST_PAGES):
         answer = browser.request(method, address, data=form)
         method, form = "GET", None
@@ -81,9 +86,11 @@ def walk(browser: httpx.Client, address: str, person: str, until: str, *, refuse
                 return address
             continue
         page = answer.text
+        if has_refused:
+            return page
         links = re.findall(r'href="([^"]*/abort)"', page)
         if refuse and links:
-            address = urljoin(address, unescape(links[0]))
+            address, has_refused = urljoin(address, unescape(links[0])), True
             continue
         found = re.search(r'<form[^>]*action="([^"]+)"[^>]*>(.*?)</form>', page, re.DOTALL)
         if found is None:

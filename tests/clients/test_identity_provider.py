@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,7 +87,7 @@ async def test_a_browser_signs_in(sign_in: SignIn) -> None:
 
 async def test_a_browser_that_refuses(sign_in: SignIn) -> None:
     """A person who does not agree comes back without a session."""
-    async with await sign_in.browse("ada", refuse=True) as browser:
+    async with aclosing(await sign_in.browse("ada", refuse=True)) as browser:
         assert sign_in.answer.headers["location"] == "../../console?sign_in=sign_in_denied"
         assert (await browser.get("/console/session")).status_code == 401
 
@@ -94,12 +95,12 @@ async def test_a_browser_that_refuses(sign_in: SignIn) -> None:
 async def test_rotated_keys(sign_in: SignIn) -> None:
     """After the provider has changed its keys, people sign in as before."""
     await sign_in.person("ada", "operator")
-    async with await sign_in.browse("ada") as before:
+    async with aclosing(await sign_in.browse("ada")) as before:
         assert (await before.get("/v1/admin/tenants")).status_code == 200
     await sign_in.provider.rotate()
     sign_in.gateway.clock.advance(RETRY_S)
 
-    async with await sign_in.browse("ada") as after:
+    async with aclosing(await sign_in.browse("ada")) as after:
         assert (await after.get("/v1/admin/tenants")).status_code == 200
 
 
