@@ -36,7 +36,7 @@ from graftwork.api.openapi.example_objects import (
     list_of,
 )
 
-REQUESTS: dict[str, Json] = BATCH_REQUESTS | {
+REQUESTS: dict[str, Json] = BATCH_REQUESTS | PEOPLE_REQUESTS | {
     "create_chat_completion": {"model": "assistant", "messages": QUESTION, "max_tokens": 64},
     "create_completion": {"model": "assistant", "prompt": ["The weather is"], "max_tokens": 16},
     "create_embeddings": {"model": "assistant", "input": ["The weather is sunny.", "It rains."], "dimensions": 2},
@@ -81,7 +81,7 @@ REQUESTS: dict[str, Json] = BATCH_REQUESTS | {
 }
 """An example body for each operation. The server accepts the body if the object in the path exists."""
 
-ANSWERS: dict[str, Json] = BATCH_ANSWERS | {
+ANSWERS: dict[str, Json] = BATCH_ANSWERS | PEOPLE_ANSWERS | {
     "get_health": {"status": "ok"},
     "get_readiness": {"status": "ready", "degraded": []},
     "get_overview": OVERVIEW,
@@ -272,7 +272,8 @@ ANSWERS: dict[str, Json] = BATCH_ANSWERS | {
             "id": "aud_01hzx",
             "object": "audit_entry",
             "at": float(CREATED_AT),
-            "actor": "admin",
+            "actor": "per_01hzx",
+            "actor_name": "ada@example.com",
             "action": "tenant.created",
             "tenant_id": "ten_01hzx",
             "target": "ten_01hzx",

@@ -82,6 +82,7 @@ DIFFERENT = {
     "--tag": 2,  # to set, and to filter by
     "--temperature": 2,  # of a question, and of a session
     "--tenant": 5,  # traced, with prices shown, with prices set, with usage, and to act in
+    "--url": 2,  # to measure, and to sign in at
 }
 """The flags that mean different things in different commands, and how many. Every other flag is stated once."""
 
