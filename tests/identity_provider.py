@@ -210,8 +210,13 @@ def listening_provider(now: Callable[[], float]) -> Iterator[IdentityProvider]:
     """A provider on a free port of this machine."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer({})
+        def do_GET(self) -> None:  # noqa: N802 - the name that the library asks for
+            if urlsplit(self.path).path != "/authorize":
+                return self._answer({})
+            self.send_response(303)  # a person who agrees at once
+            self.send_header("location", provider.authorize(self.path))
+            self.end_headers()
+            return None
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()

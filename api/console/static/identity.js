@@ -163,7 +163,7 @@ async function offerProvider(place, had, onReturn) {
     provider = (await answer.json()).provider;
   } catch { /* keys still work */ }
   if (!provider) return;
-  const words = ["Sign in with ", foreign(provider.name)];
+  const words = h("span", {}, "Sign in with ", foreign(provider.name));
   put(place,
     had ? h("p", { class: "actions" },
       h("a", { class: "button", href: "console/sign-in", target: "_blank", rel: "noopener", id: "sign-in-with" }, words),
