@@ -210,7 +210,7 @@ def listening_provider(now: Callable[[], float]) -> Iterator[IdentityProvider]:
     """A provider on a free port of this machine."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the name that the library asks for
+        def do_GET(self) -> None:
             if urlsplit(self.path).path != "/authorize":
                 return self._answer({})
             self.send_response(303)  # a person who agrees at once

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from selenium.webdriver.support.select import Select
@@ -32,7 +33,11 @@ class Office:
 @pytest.fixture(scope="module")
 def office(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     with listening_provider(SystemClock().now) as provider:
-        settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CONSOLE, "oidc_name": "Example <b>"}
+        settings: dict[str, Any] = {
+            "oidc_issuer": provider.issuer,
+            "oidc_client_id": CONSOLE,
+            "oidc_name": "Example <b>",
+        }
         with console_server(tmp_path_factory.mktemp("people") / "gateway", **settings) as server:
             yield Office(server, provider)
 

@@ -90,7 +90,8 @@ async def test_times_hold_within_the_skew(
     issuer: IdentityProvider, tokens: IdTokens, manual_clock: ManualClock, claim: str, offset: float, is_taken: bool
 ) -> None:
     """End, issue and begin of a token may be off by a minute, and no more. An old token signs nobody in."""
-    token = issuer.token(nonce=NONCE, **{claim: manual_clock.now() + offset})
+    wrong: dict[str, Any] = {claim: manual_clock.now() + offset}
+    token = issuer.token(nonce=NONCE, **wrong)
 
     if is_taken:
         await tokens.check(token, Expected(CONSOLE, NONCE))
