@@ -65,8 +65,9 @@ async def settle(session: WriteSession, person: Person, now: float) -> Settled:
         if not wanted:
             await key_rows.change_key(session, seat.tenant_id, seat.id, {"revoked_at": now})
             closed.append(seat.id)
-        elif wanted != seat.scopes:
-            await key_rows.change_key(session, seat.tenant_id, seat.id, {"scopes": sorted(wanted)})
+        elif wanted != seat.scopes or seat.name != _name(person):
+            fitting = {"scopes": sorted(wanted), "name": _name(person)}
+            await key_rows.change_key(session, seat.tenant_id, seat.id, fitting)
         has_changed |= wanted != seat.scopes
     return Settled(person, tuple(closed), has_changed)
 
@@ -84,7 +85,12 @@ async def take_seat(session: WriteSession, person: Person, tenant_id: TenantId, 
     if seat is None:
         await key_rows.add_key(session, _new_seat(person, tenant_id, scopes, now))
     elif seat.revoked_at is not None:
-        opened = {"revoked_at": None, "key_hash": secrets.token_bytes(_HASH_BYTES), "scopes": sorted(scopes)}
+        opened = {
+            "revoked_at": None,
+            "key_hash": secrets.token_bytes(_HASH_BYTES),
+            "scopes": sorted(scopes),
+            "name": _name(person),
+        }
         await key_rows.change_key(session, tenant_id, seat.id, opened)
     taken = await key_rows.find_person_key(session, person.id, tenant_id)
     assert taken is not None
@@ -107,11 +113,15 @@ async def _scopes(session: ReadSession, person: Person, tenant_id: TenantId) -> 
     return frozenset() if role is None else SCOPES_OF[role]
 
 
+def _name(person: Person) -> str:
+    return person.name[:_MOST_NAME_CHARACTERS]
+
+
 def _new_seat(person: Person, tenant_id: TenantId, scopes: frozenset[str], now: float) -> ApiKey:
     return ApiKey(
         id=KeyId(new_id("key")),
         tenant_id=tenant_id,
-        name=person.name[:_MOST_NAME_CHARACTERS],
+        name=_name(person),
         public_id=secrets.token_hex(16),
         scopes=scopes,
         adapters=None,

@@ -290,14 +290,16 @@ async def test_tokens_of_the_command_line_cannot_be_renewed(office: Office, manu
 
 
 async def test_a_seat_is_not_a_key_of_the_tenant(office: Office) -> None:
-    """The key with which a person acts is listed, and neither rotated nor revoked as keys are."""
+    """The key with which a person acts is listed by the present name, and neither rotated nor revoked as keys are."""
     tenant = await office.tenancy.create_tenant("acme")
     person = await office.people.add(ISSUER, "ada", "ada@example.com")
     await office.people.grant(person.id, Grant(Role.TENANT_MEMBER, tenant.id))
     await office.exchange()
+    renamed = Identity(ISSUER, "ada", "lovelace@example.com")
+    await office.sign_ins.exchange(renamed, office.once(), None, SESSION_S)
     (seat,) = (await office.tenancy.list_keys(tenant.id)).items
 
-    assert (seat.name, seat.person_id) == ("ada@example.com", person.id)
+    assert (seat.name, seat.person_id) == ("lovelace@example.com", person.id)
     for act in (office.tenancy.rotate_key, office.tenancy.revoke_key):
         with pytest.raises(Conflict):
             await act(tenant.id, seat.id)
