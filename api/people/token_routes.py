@@ -1,12 +1,13 @@
 """Defines the routes by which the command line gets a person's tokens, and anybody asks who they are."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from graftwork.api.deps.resources import ForPeople, resources_of
 from graftwork.api.deps.route_classes import AuthenticatedRoute, ConsoleRoute
-from graftwork.api.http.request import presented_key
+from graftwork.api.http.request import client_address, presented_key
 from graftwork.api.people.views import TokensBody, tokens_answer, who_am_i
 from graftwork.platform.answers import people as answers
 from graftwork.platform.errors import NotFound
@@ -19,15 +20,19 @@ class IdTokenRoute(AuthenticatedRoute):
     is_idempotent = False
 
     async def authenticate(self, request: Request) -> Any:
-        """Returns the identity that the token proves. Raises NotAuthenticated for a token that is not right."""
+        """Returns the identity that the token proves. Raises NotAuthenticated for a token that is not right.
+
+        Such a token counts as a wrong key of the client's address.
+        """
         token = presented_key(request)
-        people = resources_of(request).people
+        people, gate = resources_of(request).people, resources_of(request).server.gate
         client_id = people.settings.oidc_cli_client_id
         provider = people.required_provider()
         if client_id is None:
             message = "This server offers no sign-in at the command line: its operator sets oidc_cli_client_id."
             raise NotFound(message, code="no_cli_sign_in")
-        return await provider.id_tokens.check(token, Expected(client_id))
+        check = partial(provider.id_tokens.check, expected=Expected(client_id))
+        return await gate.check_other(token, client_address(request), check)
 
 
 router = APIRouter(prefix="/v1/auth", tags=["people"], route_class=IdTokenRoute)

@@ -7,10 +7,10 @@ does not.
 """
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import NotAuthenticated, NotPermitted
@@ -27,6 +27,8 @@ from graftwork.platform.keys.wrong_keys import WrongKeyLimit
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tenancy.verified_keys import RecentKeys
+
+Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,19 @@ class Authenticator:
         if isinstance(principal, Principal):
             self._recent_keys.note_right(token, principal.tenant_id)
         return principal
+
+    async def check_other(self, token: str, address: str, check: Callable[[str], Awaitable[Checked]]) -> Checked:
+        """Returns what `check` finds for a token that others have made, such as an ID token.
+
+        A token that it refuses with NotAuthenticated counts as a wrong key. Raises what `check` raises, and LimitExceeded
+        if the client's address has sent too many wrong keys.
+        """
+        await self._wrong_keys.check(address, token)
+        try:
+            return await check(token)
+        except NotAuthenticated:
+            self._wrong_keys.note_wrong(address, token)
+            raise
 
     async def _person(self, token: str) -> AdminPrincipal | None:
         """Returns the person of an operator's ticket; None for any other text. Raises NotAuthenticated as `authenticate`."""

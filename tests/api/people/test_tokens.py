@@ -73,6 +73,18 @@ async def test_a_wrong_token_gets_nothing(desk: SignInDesk, wrong: str) -> None:
     assert (await desk.exchange("ada")).status_code == 401
 
 
+async def test_wrong_tokens_are_limited_as_wrong_keys_are(desk: SignInDesk) -> None:
+    """After twenty wrong tokens an address waits, and its person can sign in when it has waited."""
+    await desk.person("ada", "operator")
+    desk.provider.claims = {"aud": CONSOLE}
+    statuses = [(await desk.exchange("ada")).status_code for _ in range(21)]
+    desk.provider.claims = {}
+    desk.gateway.clock.advance(60)
+
+    assert statuses == [401] * 20 + [429]
+    assert (await desk.exchange("ada")).status_code == 200
+
+
 async def test_an_id_token_is_exchanged_once_and_is_no_key(desk: SignInDesk) -> None:
     """The same ID token a second time is a 401, and so it is as a key."""
     await desk.person("ada", "operator")
