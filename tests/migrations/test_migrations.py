@@ -16,6 +16,7 @@ import graftwork.platform.batches.tables
 import graftwork.platform.gateways.tables
 import graftwork.platform.ledger.tables
 import graftwork.platform.modes.tables
+import graftwork.platform.people.tables
 import graftwork.platform.prices.tables
 import graftwork.platform.replicas.tables
 import graftwork.platform.tenancy.tables
