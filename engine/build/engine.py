@@ -22,6 +22,7 @@ from graftwork.engine.build.devices import (
     read_served_model,
     scheduler_limits,
 )
+from graftwork.engine.build.draft_model import build_draft_model, check_draft_model
 from graftwork.engine.build.kv import (
     KvStorage,
     allocate_kv_storage,
@@ -72,6 +73,7 @@ from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.speculative.draft_model import DraftModel
 from graftwork.engine.step_pipeline import StepPipeline
 from graftwork.engine.step_recorder import StepRecorder, TraceRecorder
 from graftwork.platform.clock import Clock, SystemClock, process_age_s
@@ -115,7 +117,7 @@ def build_engine(
     """
     clock, inbox = clock or SystemClock(), SimpleQueue[Message]()
     progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
-    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker, phases, content)
+    settings, ranks, parts, storage, draft_model = _load_model(config, progress, inbox, start_worker, phases, content)
     parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
     description = _describe(settings, limits, storage.sizes.device_pages)
     tracker = costs or CostTracker(UNMEASURED)
@@ -133,7 +135,7 @@ def build_engine(
     scopes = _scopes(settings, storage)
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     recorder = _recorder(clock, adapters, grammars)
-    speculator = _speculator(config, grammars, clock, recorder)
+    speculator = _speculator(config, grammars, clock, recorder, draft_model)
     order = build_order(config, limits, kv_cache, adapters, tracker, clock)
     needs = limits, kv_cache, sessions, adapters, scopes
     scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order, recorder=recorder)
@@ -187,6 +189,7 @@ class _Loaded(NamedTuple):
     ranks: EngineRanks
     parts: RunnerParts
     storage: KvStorage
+    draft_model: DraftModel | None
 
 
 def _load_model(
@@ -206,6 +209,7 @@ def _load_model(
     check_recurrent(model, device)
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
+    draft = check_draft_model(config, model)
     with phases.phase("fingerprint"):
         content = (reading or FingerprintReading(config.model)).result(config.quantization)
     settings = RankSettings(config, model, content, device, dtype)
@@ -217,6 +221,7 @@ def _load_model(
         with phases.phase("kernels"):
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
+        draft_model = build_draft_model(config, draft, device, weights.num_bytes)
         with phases.phase("warm_up"):
             sizes = ranks.agree(choose_sizes(parts, device))
         with phases.phase("memory"):
@@ -225,7 +230,7 @@ def _load_model(
     except Exception:
         ranks.abandon()
         raise
-    return _Loaded(settings, ranks, parts, storage)
+    return _Loaded(settings, ranks, parts, storage, draft_model)
 
 
 def _tester(parts: RunnerParts, base: BaseModules, device: torch.device) -> AdapterTester:
@@ -271,9 +276,15 @@ def _recorder(clock: Clock, adapters: LoraPool, grammars: GrammarManager) -> Tra
     return TraceRecorder(clock, lacks_adapter, lacks_grammar)
 
 
-def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock, recorder: StepRecorder) -> Speculator:
+def _speculator(
+    config: EngineConfig,
+    grammars: GrammarManager,
+    clock: Clock,
+    recorder: StepRecorder,
+    draft_model: DraftModel | None,
+) -> Speculator:
     limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes)
-    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder)
+    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder, draft_model)
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:

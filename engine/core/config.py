@@ -160,6 +160,13 @@ class EngineConfig:
     another domain's answers.
     """
 
+    draft_model: Path | None = None
+    """The folder of a small model with the vocabulary of `model`, which drafts where that is measured to pay; None for
+    drafts from text alone. It runs on the same device.
+    """
+    draft_kv_bytes: int = 256 * 2**20
+    """Bytes of the draft model's KV on the device, for running requests, beside `device_bytes`."""
+
     def kernels_for(self, part: KernelPart) -> str:
         """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest.
 

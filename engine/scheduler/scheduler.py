@@ -380,6 +380,7 @@ class Scheduler:
         state.slices_in_flight.clear()
         state.overlapped_loads.clear()
         self._grammars.close(state.request_id)
+        self.speculator.leave_batch(state.request_id)
         self._steps.release((), state.request.adapter_digests)
 
     def check_integrity(self) -> None:

@@ -1,0 +1,307 @@
+"""Decides when a draft model guesses, for which requests, and how many tokens: while it is measured to pay.
+
+    before a step    the lookups have proposed their drafts
+    choose           the requests for which the model promises more than the lookups, if a pass is worth its time
+    pass             one more guess for each of them; those that are unlikely by now leave; another pass while it pays
+    after a step     each first guess is compared with the token that came
+
+Owns the estimated duration of a pass and, for each request, how often the model's first guess was right. Time is worth
+tokens at the pace of the batch, in tokens per second. A pass pays if it promises more tokens than its time and the rows to
+verify would give at this pace. A model that does not pay is left out for some steps, and then tried for a few requests.
+Source: the goodput of drafts, as in TurboSpec (Liu et al. 2024), and confidence to end drafts, as in EAGLE-2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graftwork.engine.speculative.draft import Draft, DraftSource, DraftSpan
+from graftwork.engine.speculative.draft_budget import LEAST_GAIN, DraftBudget, Pause, StepCost
+from graftwork.engine.speculative.draft_model import DraftContext, DraftModel, Guess
+from graftwork.engine.speculative.request_drafts import RequestDrafts
+from graftwork.platform.clock import Clock
+from graftwork.platform.ids import RequestId
+
+_MOST_ON_TRIAL = 4
+"""The most requests for which a model is tried in a step that it is not expected to pay."""
+
+
+_CATCH_UP_STEPS = 32
+"""The number of steps over which the time to read a request's text is spread."""
+
+
+_MOST_ODDS = 63
+
+
+@dataclass(slots=True)
+class DraftTask:
+    """A request that may get a draft in the next step."""
+
+    context: DraftContext
+    """Its text, without draft tokens."""
+    drafts: RequestDrafts
+    max_tokens: int
+    """The most draft tokens of the request in this step."""
+    chances: list[float]
+    """The probability of each token of `drafts.draft`: that it and all before it are accepted."""
+
+
+class _HitRate:
+    """A running average of how often a first guess is right."""
+
+    def __init__(self, inherited: "_HitRate | None" = None) -> None:
+        self._inherited = inherited
+        self._count = 4
+        self._memory = 200 if inherited is None else 24
+        self.value = 0.5 if inherited is None else inherited.value
+
+    def record(self, *, is_right: bool) -> None:
+        """Records one guess. A request's rate passes it on to the engine's."""
+        self._count = min(self._count + 1, self._memory)
+        self.value += (is_right - self.value) / self._count
+        if self._inherited is not None:
+            self._inherited.record(is_right=is_right)
+
+
+@dataclass(slots=True)
+class _Course:
+    """What is known of the model's guesses for one request."""
+
+    rate: _HitRate
+    pause: Pause = field(default_factory=Pause)
+    tried_at: int = 0
+    """The number of the last step with a guess for this request."""
+    guess: tuple[int, ...] = ()
+    """The tokens that the grammar forced in the last draft, then the first guess; empty without a guess."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The draft that grows by one guess with each pass."""
+
+    task: DraftTask
+    course: _Course
+    draft: Draft
+    chances: list[float]
+
+    @property
+    def chance(self) -> float:
+        """The probability that all tokens of the draft are accepted."""
+        return self.chances[-1] if self.chances else 1.0
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.draft) < self.task.max_tokens
+
+    def expected(self, num_guesses: int) -> float:
+        """Returns the expected accepted tokens of a draft with so many guesses more."""
+        rate, chance, total = self.course.rate.value, self.chance, sum(self.chances)
+        for _ in range(min(num_guesses, self.task.max_tokens - len(self.draft))):
+            chance *= rate
+            total += chance
+        return total
+
+    def add(self, guess: Guess) -> bool:
+        """Adds a guess. Returns whether the draft can go on behind it: not behind a stop token, or a forbidden one."""
+        odds = _MOST_ODDS if guess.chance >= 1 else min(int(guess.chance / (1 - guess.chance)), _MOST_ODDS)
+        longer = Draft((*self.draft.spans, DraftSpan(DraftSource.MODEL, odds, (guess.token_id,))))
+        possible = self.task.drafts.possible(longer)
+        if len(possible) > len(self.draft):
+            self.draft, self.chances = possible, self.task.drafts.rates.survival(possible)
+        return len(possible) == len(longer) and guess.token_id not in self.task.drafts.stop_token_ids
+
+
+class ModelDrafter:
+    """Drafts with one draft model for all requests. Only the scheduler's thread may use it."""
+
+    def __init__(self, model: DraftModel, clock: Clock, step_cost: StepCost) -> None:
+        """`step_cost` estimates the duration of a step of the served model."""
+        self._model = model
+        self._clock = clock
+        self._step_cost = step_cost
+        self.pass_cost = StepCost()
+        """Estimates the duration of a pass of the draft model."""
+        self._rate = _HitRate()
+        self._courses: dict[RequestId, _Course] = {}
+        self._pause = Pause()
+        self._num_steps = 0
+
+    def may_draft(self, num_requests: int) -> bool:
+        """Returns whether the model may guess in the next step, which has `num_requests` decoding requests."""
+        return not self._pause.lasts(num_requests)
+
+    def draft(self, tasks: Sequence[DraftTask], without: DraftBudget) -> float | None:
+        """Replaces the drafts of tasks by the model's own where these promise more.
+
+        Returns the seconds that it took; None if the model does not guess in this step.
+
+        `without` says what the step would verify without the model.
+        """
+        self._num_steps += 1
+        if not self._pause.is_over(len(tasks)):
+            return None
+        batch = _Batch.of(tasks, without, self._step_cost)
+        joining, pace = self._choose([task for task in tasks if self._can_serve(task)], batch, len(tasks))
+        return self._guess(joining, pace) if joining else None
+
+    def learn(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        """Compares the last guess for a request with the tokens that a step has just given it."""
+        course = self._courses.get(request_id)
+        if course is None or not course.guess:
+            return
+        *forced, guess = course.guess
+        course.guess = ()
+        if len(token_ids) > len(forced) and list(token_ids[: len(forced)]) == forced:
+            course.rate.record(is_right=token_ids[len(forced)] == guess)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Drops what is known of a request, and its KV."""
+        self._courses.pop(request_id, None)
+        self._model.forget(request_id)
+
+    def _can_serve(self, task: DraftTask) -> bool:
+        return task.max_tokens > len(task.drafts.forced) and self._model.reaches(
+            task.context.num_tokens + task.max_tokens
+        )
+
+    # ---- choose -----------------------------------------------------------------------------------------------
+
+    def _choose(self, tasks: list[DraftTask], batch: "_Batch", num_requests: int) -> tuple[list[_Chain], float]:
+        """Returns the drafts that the model begins, and the pace at which its time is valued, in tokens per second."""
+        row_s = self._step_cost.slope + self._pass_slope
+        gaining: list[_Chain] = []
+        due: list[_Chain] = []
+        for chain in map(self._begin, tasks):
+            promises_more = chain.expected(chain.task.max_tokens) > batch.expected_of(chain.task)
+            if promises_more and chain.chance * chain.course.rate.value > batch.pace * row_s:
+                chain.course.pause.end()
+                gaining.append(chain)
+            elif chain.course.pause.is_over():
+                chain.course.pause.begin()
+                due.append(chain)
+        due = sorted(due, key=lambda chain: chain.course.tried_at)[:_MOST_ON_TRIAL]
+        best = self._best_pace(gaining, batch)
+        if best > (1 + LEAST_GAIN) * batch.pace:
+            self._pause.end()
+            return gaining + due, best
+        self._pause.begin(num_requests)
+        on_trial = sorted(gaining + due, key=lambda chain: chain.course.tried_at)
+        return on_trial[:_MOST_ON_TRIAL], batch.pace
+
+    def _begin(self, task: DraftTask) -> _Chain:
+        request_id = task.context.request_id
+        course = self._courses.get(request_id)
+        if course is None:
+            course = self._courses[request_id] = _Course(_HitRate(self._rate))
+        forced = task.drafts.forced
+        return _Chain(task, course, forced, task.drafts.rates.survival(forced) if forced.spans else [])
+
+    def _best_pace(self, chains: list[_Chain], batch: "_Batch") -> float:
+        """Returns the most tokens per second with drafts of the model for some requests: 0 for no request."""
+        if not chains:
+            return 0.0
+        others, best = batch.without(chains), 0.0
+        most = max(chain.task.max_tokens - len(chain.draft) for chain in chains)
+        begun_rows = sum(len(chain.draft) for chain in chains)
+        catch_up = self._catch_up_seconds(chains)
+        for depth in range(1, most + 1):
+            tokens = others.tokens + sum(chain.expected(depth) for chain in chains)
+            step_s = self._step_cost.seconds(others.rows + begun_rows + depth * len(chains))
+            pace = tokens / (step_s + depth * self._pass_seconds(len(chains)) + catch_up)
+            if pace <= best:
+                break
+            best = pace
+        return best
+
+    def _catch_up_seconds(self, chains: list[_Chain]) -> float:
+        num_missing = sum(self._model.num_missing(chain.task.context) for chain in chains)
+        return max(self._pass_slope * (num_missing - len(chains)), 0.0) / _CATCH_UP_STEPS
+
+    # ---- pass -------------------------------------------------------------------------------------------------
+
+    def _guess(self, chains: list[_Chain], pace: float) -> float:
+        spent, live = 0.0, chains
+        while live:
+            contexts = [_context(chain) for chain in live]
+            began_at = self._clock.monotonic()
+            done = self._model.guess(contexts)
+            seconds = self._clock.monotonic() - began_at
+            self.pass_cost.record(done.num_rows, seconds)
+            spent += seconds
+            for chain, guess in zip(live, done.guesses, strict=True):
+                self._note(chain, guess)
+            pairs = zip(live, done.guesses, strict=True)
+            live = self._worth_another(
+                [chain for chain, guess in pairs if guess is not None and chain.add(guess)], pace
+            )
+        for chain in chains:
+            if sum(chain.chances) > sum(chain.task.chances):
+                chain.task.drafts.draft, chain.task.chances = chain.draft, chain.chances
+        return spent
+
+    def _note(self, chain: _Chain, guess: Guess | None) -> None:
+        """Remembers the first guess of a request, from which its rate is learned."""
+        if len(chain.draft) > len(chain.task.drafts.forced):
+            return
+        chain.course.tried_at = self._num_steps
+        chain.course.guess = () if guess is None else (*chain.draft.token_ids, guess.token_id)
+
+    def _worth_another(self, chains: list[_Chain], pace: float) -> list[_Chain]:
+        """Returns the drafts that another pass makes longer; none if it would take more time than it is worth."""
+        row_tokens = pace * (self._step_cost.slope + self._pass_slope)
+        live = [chain for chain in chains if chain.has_room and chain.chance * chain.course.rate.value > row_tokens]
+        if not live:
+            return []
+        promised = sum(chain.chance * chain.course.rate.value for chain in live)
+        seconds = self._pass_seconds(len(live)) + self._step_cost.slope * len(live)
+        return live if promised > pace * seconds else []
+
+    # ---- the cost of passes -----------------------------------------------------------------------------------
+
+    def _pass_seconds(self, num_rows: int) -> float:
+        if self.pass_cost.is_measured:
+            return self.pass_cost.seconds(num_rows)
+        return self._model.relative_cost * self._step_cost.seconds(num_rows)
+
+    @property
+    def _pass_slope(self) -> float:
+        return self.pass_cost.slope if self.pass_cost.is_measured else self._model.relative_cost * self._step_cost.slope
+
+    def check_integrity(self) -> None:
+        self._model.check_integrity()
+
+
+def _context(chain: _Chain) -> DraftContext:
+    known = chain.task.context
+    return DraftContext(known.request_id, known.token_ids, chain.draft.token_ids, known.sampling, known.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a step gives and costs without the draft model."""
+
+    tokens: float
+    """The expected tokens of the step."""
+    rows: int
+    pace: float
+    """Tokens per second."""
+    by_request: dict[RequestId, tuple[float, int]]
+    """The expected accepted draft tokens of each request, and their number."""
+
+    @classmethod
+    def of(cls, tasks: Sequence[DraftTask], budget: DraftBudget, cost: StepCost) -> "_Batch":
+        by_request = {
+            task.context.request_id: (sum(task.chances[:length]), length)
+            for task, length in zip(tasks, budget.lengths, strict=True)
+        }
+        tokens = len(tasks) + sum(expected for expected, _ in by_request.values())
+        rows = len(tasks) + sum(budget.lengths)
+        return cls(tokens, rows, tokens / cost.seconds(rows), by_request)
+
+    def expected_of(self, task: DraftTask) -> float:
+        return self.by_request[task.context.request_id][0]
+
+    def without(self, chains: Sequence[_Chain]) -> "_Batch":
+        """Returns the same batch, but without the drafts of some requests."""
+        own = [self.by_request[chain.task.context.request_id] for chain in chains]
+        tokens, rows = self.tokens - sum(one for one, _ in own), self.rows - sum(length for _, length in own)
+        return _Batch(tokens, rows, self.pace, self.by_request)
