@@ -84,7 +84,8 @@ def build_draft_model(
         vocab_size=read_model_config(config.model).vocab_size,
         own_vocab_size=draft.vocab_size,
     )
-    return DraftModelRunner(parts.runner(storage, _NoAdapters()), sizes, weights.num_bytes / weight_bytes)
+    runner, relative_cost = parts.runner(storage, _NoAdapters()), weights.num_bytes / weight_bytes
+    return DraftModelRunner(runner, sizes, relative_cost, weights.num_bytes, storage.device_memory.frames)
 
 
 def _own_config(config: EngineConfig, device: torch.device) -> EngineConfig:

@@ -68,6 +68,7 @@ from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.model.weights import open_weights
 from graftwork.engine.parallel.leader import StepRunner
 from graftwork.engine.parallel.workers import StartWorker, start_process
+from graftwork.engine.runner.draft_model import DraftModelRunner
 from graftwork.engine.runner.forward import StepPaths
 from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
@@ -157,9 +158,16 @@ def build_engine(
         adapters=adapters,
         grammars=grammars,
         runner=runner,
-        memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
+        memory=_memory(parts, storage, draft_model),
         phases=phases,
     )
+
+
+def _memory(parts: RunnerParts, storage: KvStorage, draft_model: DraftModelRunner | None) -> EngineMemory:
+    frames, host_kv, weights_bytes = storage.device_memory.frames, storage.host.block, parts.weights.num_bytes
+    if draft_model is None:
+        return EngineMemory(weights_bytes, frames, host_kv)
+    return EngineMemory(weights_bytes + draft_model.weight_bytes, frames, host_kv, draft_model.kv)
 
 
 def _scopes(settings: RankSettings, storage: KvStorage) -> CacheScopes:
@@ -189,7 +197,7 @@ class _Loaded(NamedTuple):
     ranks: EngineRanks
     parts: RunnerParts
     storage: KvStorage
-    draft_model: DraftModel | None
+    draft_model: DraftModelRunner | None
 
 
 def _load_model(

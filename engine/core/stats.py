@@ -79,8 +79,10 @@ def _start(phase: str) -> dict[str, Any]:
     return gauge("engine_start_seconds", "Seconds of the engine's start, by phase.", phase=phase)
 
 
-def _drafts(result: str) -> dict[str, Any]:
-    return counter("draft_tokens", "Guessed tokens by what came of them.", result=result)
+def _drafts(drafter: str, result: str) -> dict[str, Any]:
+    return counter(
+        "draft_tokens", "Guessed tokens by who guessed them and what came of them.", drafter=drafter, result=result
+    )
 
 
 def _lora_rows(path: str) -> dict[str, Any]:
@@ -217,11 +219,15 @@ class EngineStats(EngineCounters):
     fallback_lora: int = field(default=0, metadata=_fallback("lora"))
     fallback_sampler: int = field(default=0, metadata=_fallback("sampler"))
     fallback_graphs: int = field(default=0, metadata=_fallback("graphs"))
-    forced_drafts: int = field(default=0, metadata=_drafts("forced"))
+    forced_drafts: int = field(default=0, metadata=_drafts("grammar", "forced"))
     """Accepted draft tokens that a grammar dictated. A verified draft token is either forced, accepted or rejected."""
-    accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))
+    accepted_drafts: int = field(default=0, metadata=_drafts("lookup", "accepted"))
     """Accepted draft tokens that a lookup guessed."""
-    rejected_drafts: int = field(default=0, metadata=_drafts("rejected"))
+    rejected_drafts: int = field(default=0, metadata=_drafts("lookup", "rejected"))
+    """Rejected draft tokens that no draft model guessed."""
+    model_accepted_drafts: int = field(default=0, metadata=_drafts("model", "accepted"))
+    """Accepted draft tokens that the draft model guessed."""
+    model_rejected_drafts: int = field(default=0, metadata=_drafts("model", "rejected"))
     adapter_copy_bytes: int = 0
     """Bytes of the copies of adapters that lie side by side, for products over several adapters."""
     memory_weights: int = field(default=0, metadata=_memory("weights"))
@@ -237,7 +243,7 @@ class EngineStats(EngineCounters):
     memory_grammars: int = field(default=0, metadata=_memory("grammars"))
     """Cached compiled grammars."""
     memory_drafts: int = field(default=0, metadata=_memory("drafts"))
-    """Earlier answers from which drafts are taken."""
+    """Earlier answers from which drafts are taken, and, if the device is the CPU, the draft model's KV."""
     memory_workspace: int = field(default=0, metadata=_memory("workspace"))
     """Freed memory that the process keeps for the tensors of the next step."""
     memory_other: int = field(default=0, metadata=_memory("other"))
@@ -246,6 +252,8 @@ class EngineStats(EngineCounters):
     """As `memory_weights`, on a GPU. The memory of the CUDA context itself is in no figure."""
     gpu_kv: int = field(default=0, metadata=_gpu("device_kv"))
     gpu_adapters: int = field(default=0, metadata=_gpu("adapters"))
+    gpu_drafts: int = field(default=0, metadata=_gpu("drafts"))
+    """The draft model's KV."""
     gpu_workspace: int = field(default=0, metadata=_gpu("workspace"))
     """What torch holds for the tensors of steps."""
     start_imports_s: float = field(default=0.0, metadata=_start("imports"))
@@ -277,9 +285,9 @@ class EngineStats(EngineCounters):
     @property
     def drafted_tokens(self) -> int:
         """The number of draft tokens that the model has verified (accepted or rejected) since the engine's start."""
-        return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
+        return self.accepted_tokens + self.rejected_drafts + self.model_rejected_drafts
 
     @property
     def accepted_tokens(self) -> int:
         """The number of draft tokens that became part of an answer since the engine's start."""
-        return self.forced_drafts + self.accepted_drafts
+        return self.forced_drafts + self.accepted_drafts + self.model_accepted_drafts

@@ -72,9 +72,14 @@ class _Text:
 class DraftModelRunner:
     """A DraftModel that runs on a device. `runner` runs its passes, over `sizes.num_pages` KV pages."""
 
-    def __init__(self, runner: ModelRunner, sizes: DraftModelSizes, relative_cost: float) -> None:
+    def __init__(
+        self, runner: ModelRunner, sizes: DraftModelSizes, relative_cost: float, weight_bytes: int, kv: torch.Tensor
+    ) -> None:
+        """`kv` is the memory of the pages, uint8."""
         self.runner = runner
         self.relative_cost = relative_cost
+        self.weight_bytes = weight_bytes
+        self.kv = kv
         self._sizes = sizes
         self._free = [PageId(page) for page in reversed(range(sizes.num_pages))]
         self._texts: OrderedDict[RequestId, _Text] = OrderedDict()

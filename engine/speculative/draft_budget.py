@@ -79,7 +79,9 @@ _LONGEST_PAUSE = 64
 
 
 class Pause:
-    """A pause of some steps. Each pause is twice as long as the one before, up to 64 steps."""
+    """A pause of some steps. Each pause is twice as long as the one before, up to 64 steps, unless a longer one is asked
+    for.
+    """
 
     def __init__(self) -> None:
         self._length = 0
@@ -102,10 +104,10 @@ class Pause:
         """Returns whether the next call of `is_over` will return False. Changes nothing."""
         return self._steps_left > 1 and not self._ends_early(num_requests)
 
-    def begin(self, num_requests: int = 1) -> None:
-        """Begins a pause, of twice the length of the one before."""
+    def begin(self, num_requests: int = 1, least: int = 0) -> None:
+        """Begins a pause, of twice the length of the one before, and at least of `least` steps."""
         self._length = min(max(2 * self._length, 2), _LONGEST_PAUSE)
-        self._steps_left, self._batch_size = self._length, num_requests
+        self._steps_left, self._batch_size = max(self._length, least), num_requests
 
     def end(self) -> None:
         """Ends the pause. The next one will be short."""

@@ -25,8 +25,12 @@ _MOST_ON_TRIAL = 4
 """The most requests for which a model is tried in a step that it is not expected to pay."""
 
 
-_CATCH_UP_STEPS = 32
-"""The number of steps over which the time to read a request's text is spread."""
+_TRIAL_SHARE = 0.02
+"""The most part of the time that trials take."""
+
+
+_SERVED_STEPS = 32
+"""For how many steps the model serves a request, before this is measured. The time to read its text is spread over them."""
 
 
 _MOST_ODDS = 63
@@ -52,7 +56,7 @@ class _HitRate:
         self._inherited = inherited
         self._count = 4
         self._memory = 200 if inherited is None else 24
-        self.value = 0.5 if inherited is None else inherited.value
+        self.value: float = 0.5 if inherited is None else inherited.value
 
     def record(self, *, is_right: bool) -> None:
         """Records one guess. A request's rate passes it on to the engine's."""
@@ -68,6 +72,8 @@ class _Course:
 
     rate: _HitRate
     pause: Pause = field(default_factory=Pause)
+    num_steps: int = 0
+    """The number of steps with a guess for this request."""
     tried_at: int = 0
     """The number of the last step with a guess for this request."""
     guess: tuple[int, ...] = ()
@@ -124,6 +130,8 @@ class ModelDrafter:
         self._courses: dict[RequestId, _Course] = {}
         self._pause = Pause()
         self._num_steps = 0
+        self._served_steps = float(_SERVED_STEPS)
+        """A running average of the steps for which the model serves a request."""
 
     def may_draft(self, num_requests: int) -> bool:
         """Returns whether the model may guess in the next step, which has `num_requests` decoding requests."""
@@ -140,8 +148,16 @@ class ModelDrafter:
         if not self._pause.is_over(len(tasks)):
             return None
         batch = _Batch.of(tasks, without, self._step_cost)
-        joining, pace = self._choose([task for task in tasks if self._can_serve(task)], batch, len(tasks))
-        return self._guess(joining, pace) if joining else None
+        able = [task for task in tasks if self._can_serve(task)]
+        gaining, due = self._candidates(able, batch)
+        best = self._best_pace(gaining, batch)
+        if best > (1 + LEAST_GAIN) * batch.pace:
+            self._pause.end()
+            return self._guess(gaining + due, best)
+        on_trial = sorted(gaining + due, key=lambda chain: chain.course.tried_at)[:_MOST_ON_TRIAL]
+        spent = self._guess(on_trial, batch.pace)
+        self._pause.begin(len(tasks), int(spent / (_TRIAL_SHARE * self._step_cost.seconds(len(tasks)))))
+        return spent if on_trial else None
 
     def learn(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
         """Compares the last guess for a request with the tokens that a step has just given it."""
@@ -155,7 +171,9 @@ class ModelDrafter:
 
     def forget(self, request_id: RequestId) -> None:
         """Drops what is known of a request, and its KV."""
-        self._courses.pop(request_id, None)
+        course = self._courses.pop(request_id, None)
+        if course is not None and course.num_steps:
+            self._served_steps += (course.num_steps - self._served_steps) / 16
         self._model.forget(request_id)
 
     def _can_serve(self, task: DraftTask) -> bool:
@@ -165,8 +183,8 @@ class ModelDrafter:
 
     # ---- choose -----------------------------------------------------------------------------------------------
 
-    def _choose(self, tasks: list[DraftTask], batch: "_Batch", num_requests: int) -> tuple[list[_Chain], float]:
-        """Returns the drafts that the model begins, and the pace at which its time is valued, in tokens per second."""
+    def _candidates(self, tasks: list[DraftTask], batch: "_Batch") -> tuple[list[_Chain], list[_Chain]]:
+        """Returns the requests for which the model promises more than the lookups, and those on which it is tried again."""
         row_s = self._step_cost.slope + self._pass_slope
         gaining: list[_Chain] = []
         due: list[_Chain] = []
@@ -176,16 +194,11 @@ class ModelDrafter:
                 chain.course.pause.end()
                 gaining.append(chain)
             elif chain.course.pause.is_over():
-                chain.course.pause.begin()
                 due.append(chain)
         due = sorted(due, key=lambda chain: chain.course.tried_at)[:_MOST_ON_TRIAL]
-        best = self._best_pace(gaining, batch)
-        if best > (1 + LEAST_GAIN) * batch.pace:
-            self._pause.end()
-            return gaining + due, best
-        self._pause.begin(num_requests)
-        on_trial = sorted(gaining + due, key=lambda chain: chain.course.tried_at)
-        return on_trial[:_MOST_ON_TRIAL], batch.pace
+        for chain in due:
+            chain.course.pause.begin()
+        return gaining, due
 
     def _begin(self, task: DraftTask) -> _Chain:
         request_id = task.context.request_id
@@ -214,7 +227,7 @@ class ModelDrafter:
 
     def _catch_up_seconds(self, chains: list[_Chain]) -> float:
         num_missing = sum(self._model.num_missing(chain.task.context) for chain in chains)
-        return max(self._pass_slope * (num_missing - len(chains)), 0.0) / _CATCH_UP_STEPS
+        return max(self._pass_slope * (num_missing - len(chains)), 0.0) / self._served_steps
 
     # ---- pass -------------------------------------------------------------------------------------------------
 
@@ -243,6 +256,7 @@ class ModelDrafter:
         if len(chain.draft) > len(chain.task.drafts.forced):
             return
         chain.course.tried_at = self._num_steps
+        chain.course.num_steps += 1
         chain.course.guess = () if guess is None else (*chain.draft.token_ids, guess.token_id)
 
     def _worth_another(self, chains: list[_Chain], pace: float) -> list[_Chain]:

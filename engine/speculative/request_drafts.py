@@ -107,11 +107,22 @@ class DraftCounts:
     """The number of draft tokens that became part of the answer."""
     forced: int = 0
     """The number of accepted draft tokens that a grammar forced."""
+    model_drafted: int = 0
+    """The number of verified draft tokens that a draft model guessed."""
+    model_accepted: int = 0
+    """The number of accepted draft tokens that a draft model guessed."""
+
+    @property
+    def model_rejected(self) -> int:
+        """The number of verified draft tokens that a draft model guessed and that did not become part of an answer."""
+        return self.model_drafted - self.model_accepted
 
     def add(self, other: "DraftCounts") -> None:
         self.drafted += other.drafted
         self.accepted += other.accepted
         self.forced += other.forced
+        self.model_drafted += other.model_drafted
+        self.model_accepted += other.model_accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -182,9 +193,15 @@ class RequestDrafts:
                 break
             right.append(span)
         accepted = right[:num_verified]
-        forced = sum(span.source is DraftSource.GRAMMAR for span in accepted)
+        guessed = [span for span, _ in drafted[:num_verified]]
         self.draft = self.forced = NO_DRAFT
-        news = DraftCounts(num_verified, len(accepted), forced)
+        news = DraftCounts(
+            drafted=num_verified,
+            accepted=len(accepted),
+            forced=_count(accepted, DraftSource.GRAMMAR),
+            model_drafted=_count(guessed, DraftSource.MODEL),
+            model_accepted=_count(accepted, DraftSource.MODEL),
+        )
         self.counts.add(news)
         return news
 
@@ -201,3 +218,7 @@ class RequestDrafts:
             accepted_prediction_tokens=0 if self.prediction is None else self.prediction.num_matched,
             rejected_prediction_tokens=0 if self.prediction is None else self.prediction.num_unmatched,
         )
+
+
+def _count(spans: list[DraftSpan], source: DraftSource) -> int:
+    return sum(span.source is source for span in spans)
