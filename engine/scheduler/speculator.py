@@ -72,7 +72,8 @@ class Speculator:
         self.cost = StepCost()
         """Estimates the duration of a step from its number of rows (the tokens that it computes)."""
         self._backoff = DraftBackoff()
-        self._model = None if draft_model is None else ModelDrafter(draft_model, clock, self.cost)
+        self.model_drafter = None if draft_model is None else ModelDrafter(draft_model, clock, self.cost)
+        """Drafts with the draft model; None without one."""
         self._cache = AnswerCache(limits.cache_bytes)
         self._timer = StepTimer(clock)
         self._step_rows: deque[int | None] = deque()
@@ -97,7 +98,7 @@ class Speculator:
         if not states or not self._limits.max_draft_tokens:
             return {}
         looks_up = self._backoff.should_draft(len(states)) or any(map(_brings_a_prediction, states))
-        if not known or not (looks_up or self._model is not None):
+        if not known or not (looks_up or self.model_drafter is not None):
             return {}
         began_at = self._clock.monotonic()
         tasks = [self._task(state, looks_up=looks_up) for state in known]
@@ -105,8 +106,8 @@ class Speculator:
         if looks_up:
             took = self._clock.monotonic() - began_at
             self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
-        if self._model is not None and not only_certain:
-            spent = self._model.draft(tasks, budget)
+        if self.model_drafter is not None and not only_certain:
+            spent = self.model_drafter.draft(tasks, budget)
             budget = self._budget(tasks, spare_rows, spent) if spent is not None else budget
         return {
             state.request_id: task.drafts.draft.first(length).token_ids
@@ -144,7 +145,7 @@ class Speculator:
         if not num_requests or not self._limits.max_draft_tokens:
             return False
         return not self._backoff.pauses(num_requests) or (
-            self._model is not None and self._model.may_draft(num_requests)
+            self.model_drafter is not None and self.model_drafter.may_draft(num_requests)
         )
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:
@@ -152,15 +153,15 @@ class Speculator:
 
         The request has got `num_taken` new tokens from this step.
         """
-        if self._model is not None and num_taken:
-            self._model.learn(state.request_id, state.token_ids[-num_taken:])
+        if self.model_drafter is not None and num_taken:
+            self.model_drafter.learn(state.request_id, state.token_ids[-num_taken:])
         if state.drafts is not None and state.drafts.draft is not NO_DRAFT:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
 
     def leave_batch(self, request_id: RequestId) -> None:
         """Drops the KV that the draft model keeps of a request which has ended or was preempted."""
-        if self._model is not None:
-            self._model.forget(request_id)
+        if self.model_drafter is not None:
+            self.model_drafter.forget(request_id)
 
     def finish(self, state: RequestState) -> DraftReport:
         """Keeps the answer of a finished request, so that later requests of the same domain (tenant) and adapters can
@@ -225,8 +226,8 @@ class Speculator:
     def check_integrity(self) -> None:
         """Checks that the cache of earlier answers is within its limit in bytes, and the memory of the draft model."""
         self._cache.check_integrity()
-        if self._model is not None:
-            self._model.check_integrity()
+        if self.model_drafter is not None:
+            self.model_drafter.check_integrity()
 
 
 def _brings_a_prediction(state: RequestState) -> bool:

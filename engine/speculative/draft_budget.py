@@ -87,6 +87,7 @@ class Pause:
         self._length = 0
         """The length of the present pause, in steps."""
         self._steps_left = 0
+        self._least = 0
         self._batch_size = 0
         """Requests in the batch when the pause began."""
 
@@ -107,7 +108,12 @@ class Pause:
     def begin(self, num_requests: int = 1, least: int = 0) -> None:
         """Begins a pause, of twice the length of the one before, and at least of `least` steps."""
         self._length = min(max(2 * self._length, 2), _LONGEST_PAUSE)
-        self._steps_left, self._batch_size = max(self._length, least), num_requests
+        self._steps_left, self._least, self._batch_size = max(self._length, least), least, num_requests
+
+    def shorten(self) -> None:
+        """Cuts the pause to the least steps that were asked for, and the next one too."""
+        self._length = 0
+        self._steps_left = min(self._steps_left, self._least)
 
     def end(self) -> None:
         """Ends the pause. The next one will be short."""

@@ -3,9 +3,9 @@
     before a step    the lookups have proposed their drafts
     choose           the requests for which the model promises more than the lookups, if a pass is worth its time
     pass             one more guess for each of them; those that are unlikely by now leave; another pass while it pays
-    after a step     each first guess is compared with the token that came
+    after a step     the guesses are compared with the tokens that came
 
-Owns the estimated duration of a pass and, for each request, how often the model's first guess was right. Time is worth
+Owns the estimated duration of a pass and, for each request, how often the model's guesses were right. Time is worth
 tokens at the pace of the batch, in tokens per second. A pass pays if it promises more tokens than its time and the rows to
 verify would give at this pace. A model that does not pay is left out for some steps, and then tried for a few requests.
 Source: the goodput of drafts, as in TurboSpec (Liu et al. 2024), and confidence to end drafts, as in EAGLE-2.
@@ -50,7 +50,7 @@ class DraftTask:
 
 
 class _HitRate:
-    """A running average of how often a first guess is right."""
+    """A running average of how often a guess is right, if the guesses before it were."""
 
     def __init__(self, inherited: "_HitRate | None" = None) -> None:
         self._inherited = inherited
@@ -76,8 +76,10 @@ class _Course:
     """The number of steps with a guess for this request."""
     tried_at: int = 0
     """The number of the last step with a guess for this request."""
-    guess: tuple[int, ...] = ()
-    """The tokens that the grammar forced in the last draft, then the first guess; empty without a guess."""
+    forced: tuple[int, ...] = ()
+    """The tokens that the grammar forced in the last draft."""
+    guesses: list[int] = field(default_factory=list)
+    """The guesses that followed them; empty without a guess."""
 
 
 @dataclass(slots=True)
@@ -160,14 +162,22 @@ class ModelDrafter:
         return spent if on_trial else None
 
     def learn(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
-        """Compares the last guess for a request with the tokens that a step has just given it."""
+        """Compares the last guesses for a request with the tokens that a step has just given it.
+
+        If they were right, an unused model is tried again as soon as the share of time for trials allows.
+        """
         course = self._courses.get(request_id)
-        if course is None or not course.guess:
+        if course is None or not course.guesses:
             return
-        *forced, guess = course.guess
-        course.guess = ()
-        if len(token_ids) > len(forced) and list(token_ids[: len(forced)]) == forced:
-            course.rate.record(is_right=token_ids[len(forced)] == guess)
+        guesses, course.guesses, forced = course.guesses, [], course.forced
+        if tuple(token_ids[: len(forced)]) != forced:
+            return
+        for guess, token in zip(guesses, token_ids[len(forced) :], strict=False):
+            course.rate.record(is_right=guess == token)
+            if guess != token:
+                break
+        else:
+            self._pause.shorten()
 
     def forget(self, request_id: RequestId) -> None:
         """Drops what is known of a request, and its KV."""
@@ -252,12 +262,13 @@ class ModelDrafter:
         return spent
 
     def _note(self, chain: _Chain, guess: Guess | None) -> None:
-        """Remembers the first guess of a request, from which its rate is learned."""
-        if len(chain.draft) > len(chain.task.drafts.forced):
-            return
-        chain.course.tried_at = self._num_steps
-        chain.course.num_steps += 1
-        chain.course.guess = () if guess is None else (*chain.draft.token_ids, guess.token_id)
+        """Remembers the guesses of a request, from which its rate is learned."""
+        course, forced = chain.course, chain.task.drafts.forced
+        if len(chain.draft) == len(forced):
+            course.num_steps += 1
+            course.tried_at, course.forced, course.guesses = self._num_steps, forced.token_ids, []
+        if guess is not None:
+            course.guesses.append(guess.token_id)
 
     def _worth_another(self, chains: list[_Chain], pace: float) -> list[_Chain]:
         """Returns the drafts that another pass makes longer; none if it would take more time than it is worth."""
