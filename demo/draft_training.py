@@ -10,6 +10,7 @@ never used. One thread, no downloads; some two minutes on one core.
 import argparse
 from pathlib import Path
 from random import Random
+from shutil import copyfile
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,6 @@ from graftwork.demo.model_folder import (
     load_model,
     load_tokenizer,
     save_model,
-    save_tokenizer,
 )
 from graftwork.demo.progress import Progress
 from graftwork.demo.tasks import training_conversation, training_drill
@@ -110,7 +110,7 @@ def main() -> None:
     print(f"draft: agrees with the base on {agreement(base, draft, tokenizer):.1%} of its tokens", flush=True)
     options.folder.mkdir(exist_ok=True)
     save_model(draft, options.folder)
-    save_tokenizer(tokenizer, options.folder)
+    copyfile(MODEL_FOLDER / "tokenizer.json", options.folder / "tokenizer.json")
 
 
 if __name__ == "__main__":

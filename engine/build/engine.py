@@ -291,7 +291,7 @@ def _speculator(
     recorder: StepRecorder,
     draft_model: DraftModel | None,
 ) -> Speculator:
-    limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes)
+    limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes, config.draft_from_texts)
     return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder, draft_model)
 
 

@@ -160,6 +160,8 @@ class EngineConfig:
     another domain's answers.
     """
 
+    draft_from_texts: bool = True
+    """Whether drafts come from prompts, earlier answers and predictions too. False is for measurements."""
     draft_model: Path | None = None
     """The folder of a small model with the vocabulary of `model`, which drafts where that is measured to pay; None for
     drafts from text alone. It runs on the same device.

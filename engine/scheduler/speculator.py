@@ -37,6 +37,8 @@ class DraftLimits:
     """The most draft tokens of one request in one step."""
     cache_bytes: int = 0
     """The most bytes of memory for earlier answers from which tokens are drafted, over all cache scopes."""
+    looks_up: bool = True
+    """Whether tokens are drafted from texts and predictions."""
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
@@ -192,7 +194,7 @@ class Speculator:
 
     def _begin(self, state: RequestState) -> RequestDrafts:
         token_ids, expected = state.token_ids, state.request.prediction_token_ids
-        if not state.request.uses_lookups:
+        if not (state.request.uses_lookups and self._limits.looks_up):
             return RequestDrafts(token_ids, state.stop_token_ids, AcceptanceRates(self._rates), lookups=())
         prediction = PredictionFollower(token_ids, expected, state.num_prompt) if expected else None
         lookups: list[Drafter] = [] if prediction is None else [prediction]

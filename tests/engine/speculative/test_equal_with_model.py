@@ -81,7 +81,7 @@ def test_a_draft_model_changes_no_answer(
 ) -> None:
     """Requests of all kinds have the same tokens, ends and log probabilities, whether the draft model is the served model
     or a stranger to it. Some are preempted, and some are cancelled."""
-    requests = requests_of_all_kinds(90)
+    requests = requests_of_all_kinds(20)
     sizes: dict[str, Any] = {"max_batch_tokens": 40, "max_running": 5, "dtype": "float32", "kernels": "torch"}
     plain = open_engine(models, 0, **sizes)
     folder = stranger if is_stranger else models.base
