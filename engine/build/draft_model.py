@@ -49,7 +49,10 @@ def check_draft_model(config: EngineConfig, model: ModelConfig) -> ModelConfig |
         raise InvalidRequest(
             "--draft-model drafts nothing with --max-draft-tokens 0: leave one out.", param="draft_model"
         )
-    draft = read_model_config(folder)
+    try:
+        draft = read_model_config(folder)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"The draft model {folder} is not served: {error.message}", param="draft_model") from error
     own, served = _token_ids(folder), _token_ids(config.model)
     if own is not None and served is not None:
         _refuse_other_tokens(folder, own, served)
@@ -132,7 +135,7 @@ def _token_ids(folder: Path) -> dict[str, int] | None:
     try:
         content = json.loads(path.read_bytes())
         return _ids(content["model"]["vocab"]) | {one["content"]: one["id"] for one in content.get("added_tokens", ())}
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise InvalidRequest(
             f"{path} holds no tokenizer ({type(error).__name__}: {error}): take the model's own file.",
             param="draft_model",
