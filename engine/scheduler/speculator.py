@@ -100,7 +100,9 @@ class Speculator:
         if not states or not self._limits.max_draft_tokens:
             return {}
         looks_up = self._backoff.should_draft(len(states)) or any(map(_brings_a_prediction, states))
-        if not known or not (looks_up or self.model_drafter is not None):
+        model = self.model_drafter
+        guesses = model is not None and model.should_draft(len(states)) and not only_certain
+        if not known or not (looks_up or guesses):
             return {}
         began_at = self._clock.monotonic()
         tasks = [self._task(state, looks_up=looks_up) for state in known]
@@ -108,8 +110,8 @@ class Speculator:
         if looks_up:
             took = self._clock.monotonic() - began_at
             self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
-        if self.model_drafter is not None and not only_certain:
-            spent = self.model_drafter.draft(tasks, budget)
+        if model is not None and guesses:
+            spent = model.draft(tasks, budget)
             budget = self._budget(tasks, spare_rows, spent) if spent is not None else budget
         return {
             state.request_id: task.drafts.draft.first(length).token_ids
@@ -119,6 +121,7 @@ class Speculator:
 
     def _task(self, state: RequestState, *, looks_up: bool) -> DraftTask:
         drafts, most = self._drafts_of(state), min(self._limits.max_draft_tokens, state.max_draft_tokens())
+        drafts.draft = drafts.forced = NO_DRAFT
         chances = self._propose(state, drafts, most) if looks_up else []
         context = DraftContext(state.request_id, state.token_ids, (), state.request.sampling, state.seed)
         return DraftTask(context, drafts, most if state.request.uses_lookups else 0, chances)
@@ -147,7 +150,7 @@ class Speculator:
         if not num_requests or not self._limits.max_draft_tokens:
             return False
         return not self._backoff.pauses(num_requests) or (
-            self.model_drafter is not None and self.model_drafter.may_draft(num_requests)
+            self.model_drafter is not None and not self.model_drafter.pauses(num_requests)
         )
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:

@@ -135,9 +135,16 @@ class ModelDrafter:
         self._served_steps = float(_SERVED_STEPS)
         """A running average of the steps for which the model serves a request."""
 
-    def may_draft(self, num_requests: int) -> bool:
-        """Returns whether the model may guess in the next step, which has `num_requests` decoding requests."""
-        return not self._pause.lasts(num_requests)
+    def should_draft(self, num_requests: int) -> bool:
+        """Returns whether to call `draft` in this step, which generates tokens for `num_requests` requests. Call it once a
+        step.
+        """
+        self._num_steps += 1
+        return self._pause.is_over(num_requests)
+
+    def pauses(self, num_requests: int) -> bool:
+        """Returns whether the next call of `should_draft` will return False. Changes nothing."""
+        return self._pause.lasts(num_requests)
 
     def draft(self, tasks: Sequence[DraftTask], without: DraftBudget) -> float | None:
         """Replaces the drafts of tasks by the model's own where these promise more.
@@ -146,9 +153,6 @@ class ModelDrafter:
 
         `without` says what the step would verify without the model.
         """
-        self._num_steps += 1
-        if not self._pause.is_over(len(tasks)):
-            return None
         batch = _Batch.of(tasks, without, self._step_cost)
         able = [task for task in tasks if self._can_serve(task)]
         gaining, due = self._candidates(able, batch)

@@ -54,7 +54,7 @@ class Batch:
             context = DraftContext(request_id, drafts.token_ids, (), SamplingParams(max_tokens=10_000), 0)
             tasks.append(DraftTask(context, drafts, 8, drafts.rates.survival(drafts.draft)))
         budget = budget_drafts([task.chances for task in tasks], self.cost.seconds, 500)
-        spent = self.drafter.draft(tasks, budget)
+        spent = self.drafter.draft(tasks, budget) if self.drafter.should_draft(len(tasks)) else None
         if spent is not None:
             budget = budget_drafts([task.chances for task in tasks], self.cost.seconds, 500)
         self.seconds += (spent or 0.0) + STEP_S + ROW_S * (len(tasks) + sum(budget.lengths))
