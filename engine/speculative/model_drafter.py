@@ -97,16 +97,15 @@ class _Chain:
         return self.chances[-1] if self.chances else 1.0
 
     @property
-    def has_room(self) -> bool:
-        return len(self.draft) < self.task.max_tokens
+    def num_left(self) -> int:
+        """How many guesses the draft has room for."""
+        return self.task.max_tokens - len(self.draft)
 
-    def expected(self, num_guesses: int) -> float:
-        """Returns the expected accepted tokens of a draft with so many guesses more."""
-        rate, chance, total = self.course.rate.value, self.chance, sum(self.chances)
-        for _ in range(min(num_guesses, self.task.max_tokens - len(self.draft))):
-            chance *= rate
-            total += chance
-        return total
+    def expected(self) -> float:
+        """Returns the expected accepted tokens of a draft as long as possible, by the request's rate."""
+        return sum(self.chances) + self.chance * sum(
+            self.course.rate.value**place for place in range(1, self.num_left + 1)
+        )
 
     def add(self, guess: Guess) -> bool:
         """Adds a guess. Returns whether the draft can go on behind it: not behind a stop token, or a forbidden one."""
@@ -203,7 +202,7 @@ class ModelDrafter:
         gaining: list[_Chain] = []
         due: list[_Chain] = []
         for chain in map(self._begin, tasks):
-            promises_more = chain.expected(chain.task.max_tokens) > batch.expected_of(chain.task)
+            promises_more = chain.expected() > batch.expected_of(chain.task)
             if promises_more and chain.chance * chain.course.rate.value > batch.pace * row_s:
                 chain.course.pause.end()
                 gaining.append(chain)
@@ -227,13 +226,14 @@ class ModelDrafter:
         if not chains:
             return 0.0
         others, best = batch.without(chains), 0.0
-        most = max(chain.task.max_tokens - len(chain.draft) for chain in chains)
-        begun_rows = sum(len(chain.draft) for chain in chains)
+        tokens = others.tokens + sum(sum(chain.chances) for chain in chains)
+        rows = others.rows + sum(len(chain.draft) for chain in chains)
         catch_up = self._catch_up_seconds(chains)
-        for depth in range(1, most + 1):
-            tokens = others.tokens + sum(chain.expected(depth) for chain in chains)
-            step_s = self._step_cost.seconds(others.rows + begun_rows + depth * len(chains))
-            pace = tokens / (step_s + depth * self._pass_seconds(len(chains)) + catch_up)
+        for depth in range(1, max(chain.num_left for chain in chains) + 1):
+            live = [chain for chain in chains if depth <= chain.num_left]
+            tokens += sum(chain.chance * chain.course.rate.value**depth for chain in live)
+            rows += len(live)
+            pace = tokens / (self._step_cost.seconds(rows) + depth * self._pass_seconds(len(chains)) + catch_up)
             if pace <= best:
                 break
             best = pace
@@ -277,7 +277,7 @@ class ModelDrafter:
     def _worth_another(self, chains: list[_Chain], pace: float) -> list[_Chain]:
         """Returns the drafts that another pass makes longer; none if it would take more time than it is worth."""
         row_tokens = pace * (self._step_cost.slope + self._pass_slope)
-        live = [chain for chain in chains if chain.has_room and chain.chance * chain.course.rate.value > row_tokens]
+        live = [chain for chain in chains if chain.num_left and chain.chance * chain.course.rate.value > row_tokens]
         if not live:
             return []
         promised = sum(chain.chance * chain.course.rate.value for chain in live)

@@ -42,6 +42,7 @@ from graftwork.engine.step_pipeline import StepPipeline
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
+from tests.engine.hash_draft_model import HashDraftModel
 from tests.engine.hash_model import (
     CONTEXT,
     EOS,
@@ -50,7 +51,6 @@ from tests.engine.hash_model import (
     VOCABULARY,
     Answer,
     HashDevice,
-    HashDraftModel,
     InstantCompiler,
     Moment,
 )
@@ -160,7 +160,7 @@ class HashEngine:
     def _loop(self, setting: Setting, overlaps: bool, clock: ManualClock) -> EngineLoop:
         cache, gates, progress = self.cache, self.gates, LoopProgress(clock)
         grammars = GrammarManager(cast(GrammarCompiler, InstantCompiler()), (EOS,), CompileLimits(), clock)
-        self.draft_model = HashDraftModel(self.requests, clock) if setting.has_draft_model else None
+        self.draft_model = HashDraftModel(self.requests) if setting.has_draft_model else None
         speculator = Speculator(
             DraftLimits(setting.max_draft_tokens, 10_000),
             clock,
