@@ -179,6 +179,28 @@ def test_a_draft_goes_on_while_the_model_is_sure() -> None:
     assert max(lengths) == 2
 
 
+def test_a_pass_that_promises_less_than_its_time_is_worth_is_not_made() -> None:
+    """Rows cost next to nothing, and a pass a third of a step. Behind a second guess that is right in one of three cases,
+    a third pass would cost more than it promises."""
+    random = Random(1)
+
+    def sure_once(context: DraftContext) -> Guess:
+        is_sure = len(context.drafted) % 2 == 0
+        return Guess(RIGHT if is_sure or random.random() < 0.3 else WRONG, 0.98 if is_sure else 0.1)
+
+    batch = Batch(sure_once, pass_s=0.003)
+    for _ in range(200):
+        batch.step()
+
+    before = len(batch.model.contexts)
+    for _ in range(40):
+        batch.step()
+    lengths = [len(context.drafted) for context in batch.model.contexts[before:]]
+
+    assert max(lengths) == 1
+    assert lengths.count(1) > 20
+
+
 def test_a_stop_token_ends_a_draft() -> None:
     """No guess is made behind a guess that ends the answer."""
     batch = Batch(lambda context: Guess(END if len(context.drafted) == 2 else RIGHT, 0.95), pass_s=0.0001)
