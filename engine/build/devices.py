@@ -1,12 +1,15 @@
-"""Chooses the device and the dtype of an engine, loads the weights, and sets up the memory allocator of the process.
+"""Reads the models of an engine, chooses its device and dtype, loads weights, and sets up the memory allocator of the process.
 
 All this happens once, at the engine's start.
 """
 
 import ctypes
+import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -125,6 +128,74 @@ def read_served_model(config: EngineConfig) -> ModelConfig:
             param="max_context_tokens",
         )
     return replace(model, context_tokens=longest)
+
+
+def check_draft_model(config: EngineConfig, model: ModelConfig) -> ModelConfig | None:
+    """Reads the configuration of the draft model; None without one. Needs neither its weights nor a device.
+
+    Raises InvalidRequest if it is not supported, if it has another vocabulary than `model`, or if it cannot be used with
+    other settings.
+    """
+    folder = config.draft_model
+    if folder is None:
+        return None
+    if config.tensor_parallel > 1:
+        raise InvalidRequest(
+            "--draft-model does not work with --tensor-parallel: it runs on one device. Leave one out.",
+            param="draft_model",
+        )
+    if not config.max_draft_tokens:
+        raise InvalidRequest(
+            "--draft-model drafts nothing with --max-draft-tokens 0: leave one out.", param="draft_model"
+        )
+    try:
+        draft = read_model_config(folder)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"The draft model {folder} is not served: {error.message}", param="draft_model") from error
+    own, served = _token_ids(folder), _token_ids(config.model)
+    if own is not None and served is not None:
+        _refuse_other_tokens(folder, own, served)
+    elif draft.vocab_size != model.vocab_size:
+        raise InvalidRequest(
+            f"The draft model {folder} has {draft.vocab_size} tokens and the served model {model.vocab_size}, and one of "
+            "them has no tokenizer.json to compare: --draft-model takes a model with the same vocabulary.",
+            param="draft_model",
+        )
+    return draft
+
+
+def _token_ids(folder: Path) -> dict[str, int] | None:
+    """Returns the id of each token of a model's tokenizer.json; None if there is no such file."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        return _ids(content["model"]["vocab"]) | {one["content"]: one["id"] for one in content.get("added_tokens", ())}
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{path} holds no tokenizer ({type(error).__name__}: {error}): take the model's own file.",
+            param="draft_model",
+        ) from error
+
+
+def _ids(vocab: Any) -> dict[str, int]:
+    if isinstance(vocab, dict):
+        return vocab
+    return {piece: token_id for token_id, (piece, _) in enumerate(vocab)}  # unigram: pairs of piece and score
+
+
+def _refuse_other_tokens(folder: Path, own: dict[str, int], served: dict[str, int]) -> None:
+    """Raises InvalidRequest if the two vocabularies differ, and names a token."""
+    different = min(own.items() ^ served.items(), key=lambda pair: (pair[1], pair[0]), default=None)
+    if different is not None:
+        token, _ = different
+        raise InvalidRequest(
+            f"The draft model {folder} has another vocabulary than the served model: the token {token!r} has the id "
+            f"{own.get(token, 'none')} there and {served.get(token, 'none')} here. --draft-model takes a model with the "
+            "same tokenizer, usually a small one of the same family.",
+            param="draft_model",
+        )
 
 
 def load_weights(

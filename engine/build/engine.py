@@ -15,6 +15,7 @@ from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.build.calibration import confirms, measure
 from graftwork.engine.build.calibration_cache import CalibrationCache, CalibrationKey
 from graftwork.engine.build.devices import (
+    check_draft_model,
     check_recurrent,
     choose_device,
     choose_dtype,
@@ -22,7 +23,6 @@ from graftwork.engine.build.devices import (
     read_served_model,
     scheduler_limits,
 )
-from graftwork.engine.build.draft_model import build_draft_model, check_draft_model
 from graftwork.engine.build.kv import (
     KvStorage,
     allocate_kv_storage,
@@ -32,7 +32,7 @@ from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
-from graftwork.engine.build.runner import RunnerParts
+from graftwork.engine.build.runner import RunnerParts, build_draft_model
 from graftwork.engine.build.waiting_order import build_order
 from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from graftwork.engine.build.draft_model import build_draft_model, check_draft_model
+from graftwork.engine.build.devices import check_draft_model
+from graftwork.engine.build.runner import build_draft_model
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.platform.errors import InvalidRequest

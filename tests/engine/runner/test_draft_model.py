@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.build.draft_model import build_draft_model, check_draft_model
+from graftwork.engine.build.devices import check_draft_model
+from graftwork.engine.build.runner import build_draft_model
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.kv.transfer.device_memory import frame_bytes_for
