@@ -59,7 +59,8 @@ def train_draft(
 ) -> LlamaForCausalLM:
     """The trained draft model in fp32."""
     torch.manual_seed(seed)
-    model, random, maker = first_layers(base, num_layers).train(), Random(f"draft {seed}"), RowMaker(tokenizer)
+    model, random, maker = first_layers(base, num_layers), Random(f"draft {seed}"), RowMaker(tokenizer)
+    model.train()
     recipe = BaseRecipe(steps, RECIPE.batch_tokens, RECIPE.warmup_steps, RECIPE.muon_rate, RECIPE.adam_rate)
     mixture = Mixture(maker, random, recipe.batch_tokens, SHARES)
     parts = optimizers(model, recipe)
@@ -81,7 +82,8 @@ def train_draft(
             schedule.step()
             part.zero_grad(set_to_none=True)
         progress.note(step, loss.item(), batch.token_ids.numel())
-    return model.train(False)
+    model.train(False)
+    return model
 
 
 @torch.no_grad()
