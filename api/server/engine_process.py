@@ -76,8 +76,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     from graftwork.engine.rpc.server import serve_engine
 
     warn_of_former_settings(settings)
-    given = {name: getattr(settings, name) for name in _SIZES}
-    sizes = {name: value for name, value in given.items() if value is not None}
+    sizes = {name: value for name in _SIZES if (value := getattr(settings, name)) is not None}
     config = EngineConfig(
         model=model_folder(settings),
         model_name=model_name(settings),
