@@ -152,6 +152,12 @@ def check_draft_model(config: EngineConfig, model: ModelConfig) -> ModelConfig |
         draft = read_model_config(folder)
     except InvalidRequest as error:
         raise InvalidRequest(f"The draft model {folder} is not served: {error.message}", param="draft_model") from error
+    if draft.recurrence is not None:
+        raise InvalidRequest(
+            f"The draft model {folder} has recurrent layers, whose state cannot go back behind a rejected guess: "
+            "--draft-model takes a model with attention in all layers.",
+            param="draft_model",
+        )
     own, served = _token_ids(folder), _token_ids(config.model)
     if own is not None and served is not None:
         _refuse_other_tokens(folder, own, served)

@@ -77,7 +77,7 @@ def test_a_draft_model_changes_no_answer(
 ) -> None:
     """Requests of all kinds have the same tokens, ends and log probabilities, whether the draft model is the served model
     or a stranger to it. Some are preempted, and some are cancelled."""
-    requests = requests_of_all_kinds(60)
+    requests = requests_of_all_kinds(30)
     sizes: dict[str, Any] = {"max_batch_tokens": 40, "max_running": 5, "host_kv_bytes": 2**21, "kernels": "torch"}
     plain = open_engine(models, 0, **sizes)
     folder = stranger if is_stranger else models.base
@@ -94,9 +94,9 @@ def test_a_draft_model_changes_no_answer(
     stats = drafted.loop.stats()
     assert stats.preemptions > 0
     if is_stranger:
-        assert stats.model_rejected_drafts > 30
+        assert stats.model_rejected_drafts > 15
     else:
-        assert stats.model_accepted_drafts > 300
+        assert stats.model_accepted_drafts > 100
         assert stats.steps < 0.8 * plain.loop.stats().steps
     drafted.loop.take(ForgetDomain(IsolationDomain(b"1")))
     drafted.loop.check_integrity()
