@@ -294,6 +294,6 @@ def _draft_storage(config: EngineConfig, draft: ModelConfig, device: torch.devic
             f"--draft-kv-bytes {config.draft_kv_bytes} bytes cannot be allocated on {device}: give less.",
             param="draft_kv_bytes",
         ) from error
-    cache = KvCache(draft, memory, config.page_tokens, dtype)
+    cache = KvCache(draft, memory, wanted.page_tokens, dtype)
     host = HostMemory(0, cache.page_shape, cache.dtype)
     return KvStorage(replace(wanted, device_pages=num_pages), memory, cache, host, None)
