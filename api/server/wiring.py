@@ -51,6 +51,7 @@ from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import UsageJournal
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
+from graftwork.platform.ledger.rollups import ROLL_UP_S, UsageRollups
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.people.operators import Operators
@@ -176,6 +177,8 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
     """Ends and removes what is over, now and then."""
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
+    rollups = _rollups(base)
+    await stack.enter_async_context(repeating(rollups.roll_up, ROLL_UP_S, "the sweep of usage sums"))
     sweeps: dict[str, Callable[[], Awaitable[object]]] = {
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
@@ -186,10 +189,16 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "files": resources.batches.files.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
         "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
+        "old usage": rollups.prune,
     }
     for name, sweep in sweeps.items():
         await sweep()
         await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
+
+
+def _rollups(base: Foundation) -> UsageRollups:
+    days, archive = base.settings.usage_retention_days, base.settings.usage_archive_dir
+    return UsageRollups(base.database, base.clock, None if days is None else days * 86_400.0, archive)
 
 
 async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database, server: ServerResources) -> None:

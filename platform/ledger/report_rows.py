@@ -26,7 +26,7 @@ from graftwork.platform.ledger.rollup_rows import (
     HALF,
     HOUR,
     HOUR_S,
-    ONLY_DAYS,
+    HOURLY,
     SPLIT,
     SUMMED,
     find_state,
@@ -106,12 +106,16 @@ class _Report:
     end: float
 
     @property
+    def has_hours(self) -> bool:
+        """Whether there are sums of hours for the group."""
+        return all(dimension in HOURLY for dimension in _DIMENSIONS[self.group_by])
+
+    @property
     def whole(self) -> tuple[int, int, int, int] | None:
         """The whole hours [first, last) of the time, and the whole days among them, in this order: first hour, first day,
         last day, last hour. If the group has no sums of hours, days stand for the hours. None if there are none.
         """
-        has_hours = not ONLY_DAYS.intersection(_DIMENSIONS[self.group_by])
-        unit = HOUR_S if has_hours else DAY_S
+        unit = HOUR_S if self.has_hours else DAY_S
         first, last = _ceil(max(self.start, 0.0), unit), _floor(min(self.end, _END), unit)
         if first >= last:
             return None
@@ -213,7 +217,7 @@ def _check_kept(pruned_before: int, report: _Report) -> None:
         raise InvalidRequest(f"Sessions have usage from {day} on: give a later `from`, or another group.", param="from")
     whole = report.whole
     if whole is None or report.start < whole[0] or whole[3] < min(report.end, pruned_before):
-        unit = "days" if ONLY_DAYS.intersection(_DIMENSIONS[report.group_by]) else "hours"
+        unit = "hours" if report.has_hours else "days"
         raise InvalidRequest(
             f"Before {day} there are sums of whole {unit} only: let `from` and `to` be the beginnings of {unit} in UTC.",
             param="from",

@@ -46,8 +46,8 @@ DIMENSIONS = {
 """By dimension, the name that a row of the ledger has in it. The models of rows with an adapter stand apart, because they
 are erased with their tenant.
 """
-ONLY_DAYS = frozenset({"organisation", "user", "batch"})
-"""Dimensions with sums of days alone: in an hour, they have nearly as many names as requests."""
+HOURLY = ("day",)
+"""Dimensions with sums of hours too. In an hour, the others have nearly as many names as requests."""
 _STARTS = {
     "sqlite": "CAST(u.at AS INTEGER) / s.seconds * s.seconds",
     "postgresql": "CAST(floor(u.at) AS BIGINT) / s.seconds * s.seconds",
@@ -57,7 +57,7 @@ _SPANS = " UNION ALL ".join(
     f"SELECT '{span}' AS span, {seconds} AS seconds, '{dimension}' AS dimension"
     for span, seconds in ((HOUR, HOUR_S), (DAY, DAY_S))
     for dimension in DIMENSIONS
-    if span == DAY or dimension not in ONLY_DAYS
+    if span == DAY or dimension in HOURLY
 )
 _CASES = " ".join(f"WHEN '{dimension}' THEN {name}" for dimension, name in DIMENSIONS.items())
 _NAME = f"CASE s.dimension {_CASES} END"
@@ -136,7 +136,7 @@ async def roll_up(session: WriteSession, limit: int) -> int:
     return int((await session.execute(text(statement), {"limit": limit})).scalar_one())
 
 
-def into_sums(dialect: str, source: str) -> str:
+def into_sums(dialect: str, source: str, condition: str = "true") -> str:
     """Returns the statement that adds rows of the ledger to their sums. `source` is where they come from, as `u`."""
     own = {
         "tenant_id": "u.tenant_id",
@@ -152,7 +152,7 @@ def into_sums(dialect: str, source: str) -> str:
     added = ", ".join(f"{name} = usage_sums.{name} + excluded.{name}" for name in sums)
     return (
         f"INSERT INTO usage_sums ({', '.join((*own, *sums))}) SELECT {', '.join((*own.values(), *sums.values()))}"
-        f" FROM {source} CROSS JOIN ({_SPANS}) AS s WHERE {_HAS_NAME} GROUP BY {groups}"
+        f" FROM {source} CROSS JOIN ({_SPANS}) AS s WHERE {_HAS_NAME} AND {condition} GROUP BY {groups}"
         f" ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET {added}"
     )
 

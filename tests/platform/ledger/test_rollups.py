@@ -171,7 +171,7 @@ async def test_all_rows_leave_the_queue_once(database: Database, meter: UsageMet
     assert await rollups.roll_up() == 0
     assert await count(database, UnrolledUsageRow) == 0
     async with database.read() as session:
-        of_keys = select(UsageSumRow.span, UsageSumRow.requests).where(UsageSumRow.dimension == "key")
+        of_keys = select(UsageSumRow.span, UsageSumRow.requests).where(UsageSumRow.dimension == "day")
         assert sorted((await session.execute(of_keys)).all()) == [("day", 7), ("hour", 3), ("hour", 4)]
     (found,) = await meter.summarise(TENANT, START, START + DAY)
     assert (found.requests, found.used.kv_byte_seconds) == (7, 7 * EVENT.kv_byte_seconds)
