@@ -210,7 +210,9 @@ async def report_times(database: Database, rounds: int, plain: bool) -> dict[str
     reports: dict[str, Callable[[], Any]] = {}
     for name, tenant in (("large", _LARGE), ("small", _SMALL), ("all tenants", None)):
         for group in _GROUPS if tenant else (UsageGroup.TENANT, UsageGroup.DAY):
-            reports[f"{name} by {group}"] = lambda tenant=tenant, group=group: meter.summarise(tenant, *_NOVEMBER, group)
+            reports[f"{name} by {group}"] = lambda tenant=tenant, group=group: meter.summarise(
+                tenant, *_NOVEMBER, group
+            )
     odd = (_NOVEMBER[0] + 12_345.6, _NOVEMBER[1] - 4321.0)
     reports["large by day, odd times"] = lambda: meter.summarise(_LARGE, *odd, UsageGroup.DAY)
     reports["large by user, odd times"] = lambda: meter.summarise(_LARGE, *odd, UsageGroup.USER)

@@ -65,9 +65,7 @@ _DIMENSIONS = {
 _OWN_NAMES = {UsageGroup.TENANT: "tenant_id", UsageGroup.PRICE: "price_id"}
 """The column of the sums that has the group's name; `name` for the others."""
 _HALVES = tuple(f"{name}_{part}" for name in SPLIT for part in ("high", "low"))
-_IS_QUEUED = and_(
-    UnrolledUsageRow.tenant_id == UsageRow.tenant_id, UnrolledUsageRow.request_id == UsageRow.request_id
-)
+_IS_QUEUED = and_(UnrolledUsageRow.tenant_id == UsageRow.tenant_id, UnrolledUsageRow.request_id == UsageRow.request_id)
 _END = 2**40
 """A whole hour behind all times, in the place of an end without limit."""
 

@@ -17,6 +17,7 @@ from graftwork.platform.tenancy.tenants import TenantStatus
 
 _LEDGER_FIELDS = tuple(name for name in UsageRow.__table__.columns.keys() if not name.endswith("_atoms"))  # noqa: SIM118
 
+
 async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
     """Adds the usage of one request to the ledger, the table with the usage of every request, and to what its owners have
     used in the month. Let nothing that can wait follow in the transaction: other requests may wait for its rows.

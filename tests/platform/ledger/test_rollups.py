@@ -28,7 +28,13 @@ DAY = 86_400
 START = 1_763_596_800.0
 """The beginning of a day in UTC."""
 LIST = PriceList(
-    "prc_1", None, None, "USD", Rates.read({"input": "0.512345", "output": "1.999999", "kv_gb_hour": "0.333333"}), 0.0, 0.0
+    "prc_1",
+    None,
+    None,
+    "USD",
+    Rates.read({"input": "0.512345", "output": "1.999999", "kv_gb_hour": "0.333333"}),
+    0.0,
+    0.0,
 )
 EVENT = UsageEvent(
     request_id=RequestId("req_0"),
