@@ -78,7 +78,9 @@ def lines(num_rows: int, on_rows: Callable[[int], None]) -> Iterator[bytes]:
     for first in range(0, num_rows, _LINES):
         numbers = range(first, min(first + _LINES, num_rows))
         drawn = generator.choices(kinds, k=len(numbers))
-        yield "".join([_line(number, _YEAR[0] + step * number, kind) for number, kind in zip(numbers, drawn)]).encode()
+        yield "".join(
+            [_line(number, _YEAR[0] + step * number, kind) for number, kind in zip(numbers, drawn, strict=True)]
+        ).encode()
         on_rows(len(numbers))
 
 
@@ -191,7 +193,7 @@ async def batch_rate(url: str, generator: random.Random, batches: int = 10) -> f
     """Rows a second that one connection inserts, 1000 in a transaction."""
     connection = await asyncpg.connect(url)
     places = ", ".join(f"${number}" for number in range(1, len(_COLUMNS) + 1))
-    statement = f"INSERT INTO usage_events ({', '.join(_COLUMNS)}) VALUES ({places})"  # noqa: S608
+    statement = f"INSERT INTO usage_events ({', '.join(_COLUMNS)}) VALUES ({places})"
     started_at = time.monotonic()
     for _ in range(batches):
         events = [event(generator) for _ in range(1000)]

@@ -36,6 +36,7 @@ from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
+from graftwork.platform.ledger.agreement import AgreementCheck
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PriceKeeper
 from graftwork.platform.modes.modes import ModeSwitch
@@ -265,6 +266,7 @@ class AdminResources:
     pepper: bytes
     tenancy: Tenancy
     meter: UsageMeter
+    agreement: AgreementCheck
     prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient

@@ -37,6 +37,7 @@ from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.reports import ReportingClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.alerts.budget_alerts import DELIVER_S, WATCH_S, BudgetAlerts
 from graftwork.platform.alerts.sender import AlertSender
@@ -49,9 +50,10 @@ from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.keeping import LedgerKeeping
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
-from graftwork.platform.ledger.rollups import ROLL_UP_S, UsageRollups
+from graftwork.platform.ledger.rollups import ROLL_UP_S
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.people.operators import Operators
@@ -121,7 +123,10 @@ async def open_resources(
         lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
         tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
         activity = ActivityMeter(clock, settings.objectives)
-        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing)
+        ledger = LedgerKeeping.of(settings, database, clock)
+        if isinstance(engine, ReportingClient):
+            engine.report_to(ledger.reports)
+        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing, ledger)
         resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
@@ -130,6 +135,9 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
+        stack.callback(ledger.reports.close)
+        stack.push_async_callback(ledger.reports.flush)
+        await stack.enter_async_context(repeating(ledger.reports.flush, _FLUSH_S, "storing what engines reported"))
         await _follow(stack, base, resources)
         stack.push_async_callback(resources.overview.close)
         stack.push_async_callback(resources.inference.tasks.close)
@@ -177,8 +185,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
     """Ends and removes what is over, now and then."""
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
-    rollups = _rollups(base)
-    await stack.enter_async_context(repeating(rollups.roll_up, ROLL_UP_S, "the sweep of usage sums"))
+    await stack.enter_async_context(repeating(base.ledger.rollups.roll_up, ROLL_UP_S, "the sweep of usage sums"))
     sweeps: dict[str, Callable[[], Awaitable[object]]] = {
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
@@ -189,16 +196,11 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "files": resources.batches.files.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
         "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
-        "old usage": rollups.prune,
+        **base.ledger.sweeps(),
     }
     for name, sweep in sweeps.items():
         await sweep()
         await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
-
-
-def _rollups(base: Foundation) -> UsageRollups:
-    days, archive = base.settings.usage_retention_days, base.settings.usage_archive_dir
-    return UsageRollups(base.database, base.clock, None if days is None else days * 86_400.0, archive)
 
 
 async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database, server: ServerResources) -> None:
@@ -340,6 +342,7 @@ def _admin_resources(
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
         meter=tenants.meter,
+        agreement=base.ledger.agreement,
         prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,
