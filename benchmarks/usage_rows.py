@@ -39,7 +39,7 @@ from graftwork.platform.ids import EndUserId, KeyId, RequestId, SessionId, Tenan
 from graftwork.platform.ledger.invoices import InvoiceMaker
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.rollup_rows import into_sums
-from graftwork.platform.ledger.rollups import UsageRollups
+from graftwork.platform.ledger.upkeep.rollups import UsageRollups
 from graftwork.platform.ledger.usage import UsageEvent, UsageGroup
 from graftwork.platform.prices import repository as prices
 from graftwork.platform.prices.price_list import PriceList

@@ -36,9 +36,9 @@ from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
-from graftwork.platform.ledger.agreement import AgreementCheck
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PriceKeeper
+from graftwork.platform.ledger.upkeep.agreement import AgreementCheck
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper

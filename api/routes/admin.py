@@ -26,7 +26,7 @@ from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageCheck, UsageRow
 from graftwork.platform.ids import KeyId, OrganisationId, TenantId
-from graftwork.platform.ledger.agreement import SETTLED_S
+from graftwork.platform.ledger.upkeep.agreement import SETTLED_S
 from graftwork.platform.ledger.usage import UsageGroup
 
 keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admin"], route_class=SecretRoute)

@@ -23,7 +23,7 @@ from graftwork.platform.answers.usage import (
     UsageTotals,
 )
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.ledger.agreement import Agreement
+from graftwork.platform.ledger.upkeep.agreement import Agreement
 from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()

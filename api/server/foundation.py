@@ -11,7 +11,7 @@ from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ledger.keeping import LedgerKeeping
+from graftwork.platform.ledger.upkeep.keeping import LedgerKeeping
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry

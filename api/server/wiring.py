@@ -50,10 +50,10 @@ from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import UsageJournal
-from graftwork.platform.ledger.keeping import LedgerKeeping
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
-from graftwork.platform.ledger.rollups import ROLL_UP_S
+from graftwork.platform.ledger.upkeep.keeping import LedgerKeeping
+from graftwork.platform.ledger.upkeep.rollups import ROLL_UP_S
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.people.operators import Operators

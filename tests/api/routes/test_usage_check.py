@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.ledger.engine_reports import EngineReports
+from graftwork.platform.ledger.upkeep.engine_reports import EngineReports
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_settings, open_gateway
 
 CHECK = "/v1/admin/usage/check"

@@ -22,8 +22,8 @@ from enum import StrEnum
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.ledger import agreement_rows
 from graftwork.platform.ledger.report_rows import sum_usage
+from graftwork.platform.ledger.upkeep import agreement_rows
 from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
 SETTLED_S = 600.0

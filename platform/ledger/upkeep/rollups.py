@@ -15,7 +15,7 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import TenantId
 from graftwork.platform.ledger import rollup_rows
-from graftwork.platform.ledger.archive import write_rows
+from graftwork.platform.ledger.upkeep.archive import write_rows
 
 ROLL_UP_S = 10.0
 """Seconds between two looks for rows that are not in the sums."""

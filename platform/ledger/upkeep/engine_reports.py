@@ -17,8 +17,8 @@ from typing import Protocol
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
-from graftwork.platform.ledger import agreement_rows
 from graftwork.platform.ledger.slot_files import COUNTS, SlotEntry, SlotFiles
+from graftwork.platform.ledger.upkeep import agreement_rows
 
 KEPT_S = 35 * 86_400.0
 """How long reports are kept: a month, and some days to look at it."""

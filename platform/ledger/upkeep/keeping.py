@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.ledger.agreement import AgreementCheck
-from graftwork.platform.ledger.engine_reports import EngineReports
-from graftwork.platform.ledger.rollups import UsageRollups
+from graftwork.platform.ledger.upkeep.agreement import AgreementCheck
+from graftwork.platform.ledger.upkeep.engine_reports import EngineReports
+from graftwork.platform.ledger.upkeep.rollups import UsageRollups
 from graftwork.platform.settings.settings import Settings
 
 _REPORTS_FOLDER = "engine-reports"

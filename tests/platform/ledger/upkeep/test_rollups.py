@@ -16,8 +16,8 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
 from graftwork.platform.ledger.meter import UsageMeter
-from graftwork.platform.ledger.rollups import UsageRollups
 from graftwork.platform.ledger.tables import RollupStateRow, UnrolledUsageRow, UsageRow, UsageSumRow
+from graftwork.platform.ledger.upkeep.rollups import UsageRollups
 from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary, Work
 from graftwork.platform.prices import repository as prices
 from graftwork.platform.prices.price_list import PriceList
