@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ledger.upkeep.engine_reports import EngineReports
+from graftwork.platform.ledger.upkeep.rollups import UsageRollups
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_settings, open_gateway
 
 CHECK = "/v1/admin/usage/check"
@@ -156,9 +157,9 @@ async def test_a_bill_without_a_report_is_found(gateway: Gateway) -> None:
 
 async def test_sums_that_differ_are_found(gateway: Gateway) -> None:
     """A sum with one token more than its requests is a difference, with its field and both values."""
-    tenant = await gateway.tenant()
+    tenant, database = await gateway.tenant(), gateway.resources.server.database
+    await UsageRollups(database, gateway.clock).roll_up()  # so that reports read the sums
     await tenant.client.post("/v1/chat/completions", json=chat())
-    database = gateway.resources.server.database
     async with database.write() as session:
         await session.execute(text("DELETE FROM usage_unrolled"))  # as if the roll-up had lost it
 
