@@ -92,8 +92,10 @@ def export_usage(
         Path, typer.Argument(help="The file to write; its end says the format: .csv, .jsonl or .parquet.")
     ],
     start: Annotated[str | None, typer.Option("--from", help="First moment, ISO 8601 or unix seconds.")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Last moment (default: now).")] = None,
-    tenant_id: Annotated[str | None, typer.Option("--tenant", help="The id of one tenant (default: all).")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Last moment, ISO 8601 or unix seconds (default: now).")
+    ] = None,
+    tenant_id: Annotated[str | None, typer.Option(help="The id of one tenant (default: all).")] = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:

@@ -103,8 +103,10 @@ def export(
 
 @app.command()
 def check(
-    start: Annotated[str | None, typer.Option("--from", help="First moment (default: 30 days ago).")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Last moment (default: now).")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="First moment, ISO 8601 or unix seconds.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Last moment, ISO 8601 or unix seconds (default: now).")
+    ] = None,
     settled_s: Annotated[
         float | None, typer.Option(help="Seconds after which a request without usage is a difference (600).", min=0)
     ] = None,
