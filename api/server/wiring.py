@@ -34,10 +34,9 @@ from graftwork.api.people.assembly import people_resources
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
+from graftwork.api.server.foundation import Foundation, ServedModel, open_ledger, read_served_model
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.reports import ReportingClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.alerts.budget_alerts import DELIVER_S, WATCH_S, BudgetAlerts
 from graftwork.platform.alerts.sender import AlertSender
@@ -52,8 +51,6 @@ from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import UsageJournal
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
-from graftwork.platform.ledger.upkeep.keeping import LedgerKeeping
-from graftwork.platform.ledger.upkeep.rollups import ROLL_UP_S
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.people.operators import Operators
@@ -76,9 +73,7 @@ from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.text.encoding import (
-    PromptEncoder,
-)
+from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -123,9 +118,7 @@ async def open_resources(
         lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
         tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
         activity = ActivityMeter(clock, settings.objectives)
-        ledger = LedgerKeeping.of(settings, database, clock)
-        if isinstance(engine, ReportingClient):
-            engine.report_to(ledger.reports)
+        ledger = await open_ledger(stack, settings, database, clock, engine)
         base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing, ledger)
         resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
@@ -135,9 +128,6 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
-        stack.callback(ledger.reports.close)
-        stack.push_async_callback(ledger.reports.flush)
-        await stack.enter_async_context(repeating(ledger.reports.flush, _FLUSH_S, "storing what engines reported"))
         await _follow(stack, base, resources)
         stack.push_async_callback(resources.overview.close)
         stack.push_async_callback(resources.inference.tasks.close)
@@ -185,7 +175,6 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
     """Ends and removes what is over, now and then."""
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
-    await stack.enter_async_context(repeating(base.ledger.rollups.roll_up, ROLL_UP_S, "the sweep of usage sums"))
     sweeps: dict[str, Callable[[], Awaitable[object]]] = {
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
