@@ -20,6 +20,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "*/repository.py",
         "adapters/registry/*_rows.py",
         "platform/ledger/*_rows.py",
+        "platform/ledger/upkeep/*_rows.py",
         "platform/tenancy/*_rows.py",
         "platform/batches/*_rows.py",
         "platform/database*.py",

@@ -29,6 +29,7 @@ ROOMS = (
     "platform/people",
     "platform/oidc",
     "platform/ledger",
+    "platform/ledger/upkeep",
     "platform/batches",
     "platform/alerts",
     "platform/modes",

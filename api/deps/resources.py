@@ -38,6 +38,7 @@ from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PriceKeeper
+from graftwork.platform.ledger.upkeep.agreement import AgreementCheck
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
@@ -265,6 +266,7 @@ class AdminResources:
     pepper: bytes
     tenancy: Tenancy
     meter: UsageMeter
+    agreement: AgreementCheck
     prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient

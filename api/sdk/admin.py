@@ -21,7 +21,7 @@ from graftwork.platform.answers.admin import AuditEntry, Replica, Tenant, Tenant
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline, TraceSwitch
-from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
+from graftwork.platform.answers.usage import Invoice, PriceList, UsageCheck, UsageRow
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -256,6 +256,14 @@ class Admin(Resource[R]):
     ) -> Steps[Page[UsageRow]]:
         query = {"tenant_id": tenant_id, "from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/admin/usage", query=query, admin=True)))
+
+    @operation
+    def check_usage(
+        self, *, start: Moment | None = None, end: Moment | None = None, settled_s: float | None = None
+    ) -> Steps[UsageCheck]:
+        """Compares the usage ledger with what engines have reported, and with its own sums."""
+        query = {"from": start, "to": end, "settled_s": settled_s}
+        return (yield from self._read(UsageCheck, Call("GET", "/v1/admin/usage/check", query=query, admin=True)))
 
     @operation
     def invoice(self, tenant_id: str, month: str) -> Steps[Invoice]:

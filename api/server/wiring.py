@@ -34,7 +34,7 @@ from graftwork.api.people.assembly import people_resources
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
+from graftwork.api.server.foundation import Foundation, ServedModel, open_ledger, read_served_model
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
@@ -73,9 +73,7 @@ from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.text.encoding import (
-    PromptEncoder,
-)
+from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -120,7 +118,8 @@ async def open_resources(
         lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
         tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
         activity = ActivityMeter(clock, settings.objectives)
-        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing)
+        ledger = await open_ledger(stack, settings, database, clock, engine)
+        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing, ledger)
         resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
@@ -186,6 +185,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "files": resources.batches.files.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
         "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
+        **base.ledger.sweeps(),
     }
     for name, sweep in sweeps.items():
         await sweep()
@@ -331,6 +331,7 @@ def _admin_resources(
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
         meter=tenants.meter,
+        agreement=base.ledger.agreement,
         prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,
