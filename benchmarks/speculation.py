@@ -1,13 +1,14 @@
-"""Tokens per step and time with drafts and without, on the demo model: agent sessions, chat, JSON; batch 1, 8 and 32.
+"""Tokens per step and time by drafter, on the demo model: agent sessions, chat, JSON; batch 1, 8 and 32.
 
-    python benchmarks/speculation.py [--sets agent,chat,json] [--batches 1,8,32] [--rounds 7] [--json OUT]
+    python benchmarks/speculation.py [--sets agent,chat,json] [--batches 1,8,32] [--rounds 7]
+        [--drafters lookup,model,both] [--draft-model demo/draft] [--json OUT]
 
-Two engines stand side by side in one process, alike but for `max_draft_tokens`, and serve the same talks in turn: in
-every round talks that neither has seen, in the order of with and without that the round before did not have. A round is
-as many sessions at once as the batch has places, each with its turns one after the other, and it is timed whole:
-admission, prefill, decoding, drafting, over what the prefix cache holds of the sessions' earlier turns. The ratio is
-that of two times of one round; its median, least and greatest are told. What the two answer must be equal, token for
-token, or the benchmark fails.
+Engines stand side by side in one process, alike but for their drafters, and one of them drafts nothing. They serve the
+same talks in turn: in every round talks that none has seen, each round begins with another engine. A round is as many
+sessions at once as the batch has places, each with its turns one after the other, and it is timed whole: admission,
+prefill, decoding, drafting, over what the prefix cache holds of the sessions' earlier turns. The ratio is that of two
+times of one round; its median, least and greatest are told. What all answer must be equal, token for token, or the
+benchmark fails.
 """
 
 import argparse
@@ -32,11 +33,13 @@ from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import RequestId
 
+DRAFT_MODEL = DEMO_MODEL.parent / "draft"
 WARM_UP_ROUNDS = 1
 TALKS_PER_ROUND = 8
 """At least; and one for every place in the batch."""
@@ -59,14 +62,22 @@ class RoundTime:
     generated_tokens: int
     drafted_tokens: int
     accepted_tokens: int
+    model_drafted_tokens: int
+    """Those of `drafted_tokens` that the draft model has guessed."""
+    model_accepted_tokens: int
+
+
+OFF = "off"
+DRAFTERS = ("lookup", "model", "both")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One set at one batch size."""
+    """One set at one batch size, with one choice of drafters and without drafts."""
 
     set_name: str
     batch: int
+    drafter: str
     with_drafts: list[RoundTime]
     without: list[RoundTime]
 
@@ -96,6 +107,7 @@ class Comparison:
         return {
             "set": self.set_name,
             "batch": self.batch,
+            "drafter": self.drafter,
             "tokens_per_step": round(self.tokens_per_step, 3),
             "acceptance": round(self.acceptance, 3),
             "wall_ratio": {name: round(of(self.ratios), 3) for name, of in spread.items()},
@@ -112,13 +124,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--drafts", type=int, default=EngineConfig(DEMO_MODEL).max_draft_tokens, help="at most, a step")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--drafters", default=",".join(DRAFTERS), help="comma-separated: lookup, model, both")
+    parser.add_argument("--draft-model", type=Path, default=DRAFT_MODEL)
     options = parser.parse_args()
     before = describe_machine()
     comparisons: list[Comparison] = []
+    drafters = {name: settings_of(name, options.drafts, options.draft_model) for name in options.drafters.split(",")}
     for name in options.sets.split(","):
         for batch in map(int, options.batches.split(",")):
-            comparisons.append(compare(name, batch, options.rounds, options.drafts))
-            show(comparisons[-1:], title=not comparisons[1:])
+            comparisons += (found := compare(name, batch, options.rounds, drafters))
+            show(found, title=len(found) == len(comparisons))
             if options.json:
                 write(options.json, options.drafts, before, comparisons)
     return 0
@@ -136,25 +151,40 @@ def write(path: Path, max_draft_tokens: int, before: dict[str, Any], comparisons
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def open_engine(max_draft_tokens: int, batch: int) -> Engine:
-    config = EngineConfig(model=DEMO_MODEL, device="cpu", max_running=batch, max_draft_tokens=max_draft_tokens)
+def settings_of(drafter: str, max_draft_tokens: int, draft_model: Path) -> dict[str, Any]:
+    """The engine settings of one choice of drafters."""
+    if drafter == OFF:
+        return {"max_draft_tokens": 0}
+    return {
+        "max_draft_tokens": max_draft_tokens,
+        "draft_from_texts": drafter != "model",
+        "draft_model": None if drafter == "lookup" else draft_model,
+    }
+
+
+def open_engine(batch: int, settings: dict[str, Any]) -> Engine:
+    config = EngineConfig(model=DEMO_MODEL, device="cpu", max_running=batch, **settings)
     keep_freed_memory()  # as every engine process does
     return build_engine(config, lambda _: NoAdapters())
 
 
-def compare(name: str, batch: int, num_rounds: int, max_draft_tokens: int) -> Comparison:
+def compare(name: str, batch: int, num_rounds: int, drafters: dict[str, dict[str, Any]]) -> list[Comparison]:
     """Raises SystemExit where drafts changed an answer."""
-    engines = {True: open_engine(max_draft_tokens, batch), False: open_engine(0, batch)}
-    times: dict[bool, list[RoundTime]] = {True: [], False: []}
+    wanted = {OFF: {"max_draft_tokens": 0}} | drafters
+    engines = {drafter: open_engine(batch, settings) for drafter, settings in wanted.items()}
+    times: dict[str, list[RoundTime]] = {drafter: [] for drafter in engines}
     for number in range(num_rounds + WARM_UP_ROUNDS):
         own_talks = talks(name, max(batch, TALKS_PER_ROUND), seed=number)
         answers = {}
-        for has_drafts in (True, False) if number % 2 else (False, True):
-            took, answers[has_drafts] = serve(engines[has_drafts], Room(name, own_talks, batch, number))
-            times[has_drafts].append(took)
-        if answers[True] != answers[False]:
-            raise SystemExit(f"{name} at batch {batch}: drafts changed an answer in round {number}.")
-    return Comparison(name, batch, times[True][WARM_UP_ROUNDS:], times[False][WARM_UP_ROUNDS:])
+        order = [*engines][number % len(engines) :] + [*engines][: number % len(engines)]
+        for drafter in order:
+            took, answers[drafter] = serve(engines[drafter], Room(name, own_talks, batch, number))
+            times[drafter].append(took)
+        for drafter in drafters:
+            if answers[drafter] != answers[OFF]:
+                raise SystemExit(f"{name} at batch {batch}: {drafter} changed an answer in round {number}.")
+    kept = {drafter: found[WARM_UP_ROUNDS:] for drafter, found in times.items()}
+    return [Comparison(name, batch, drafter, kept[drafter], kept[OFF]) for drafter in drafters]
 
 
 def serve(engine: Engine, room: "Room") -> tuple[RoundTime, dict[tuple[int, int], list[int]]]:
@@ -171,8 +201,14 @@ def serve(engine: Engine, room: "Room") -> tuple[RoundTime, dict[tuple[int, int]
         generated_tokens=after.generated_tokens - before.generated_tokens,
         drafted_tokens=after.drafted_tokens - before.drafted_tokens,
         accepted_tokens=after.accepted_tokens - before.accepted_tokens,
+        model_drafted_tokens=model_drafted(after) - model_drafted(before),
+        model_accepted_tokens=after.model_accepted_drafts - before.model_accepted_drafts,
     )
     return took, room.answers
+
+
+def model_drafted(stats: EngineStats) -> int:
+    return stats.model_accepted_drafts + stats.model_rejected_drafts
 
 
 class Room:
@@ -220,13 +256,16 @@ class Room:
 
 def show(comparisons: list[Comparison], *, title: bool) -> None:
     """One line each."""
-    table = Table("set", "batch", "tokens a step", "accepted", "time without / with", "in processor time", box=None)
+    table = Table(
+        "set", "batch", "drafter", "tokens a step", "accepted", "time without / with", "in processor time", box=None
+    )
     table.show_header = title
     for one in comparisons:
         walls, processors = sorted(one.ratios), sorted(one.processor_ratios)
         table.add_row(
             f"{one.set_name:<6}",
             f"{one.batch:>5}",
+            f"{one.drafter:<7}",
             f"{one.tokens_per_step:>13.2f}",
             f"{one.acceptance:>8.0%}",
             f"{statistics.median(walls):.2f} ({walls[0]:.2f} to {walls[-1]:.2f})",

@@ -34,6 +34,7 @@ async def run_on_the_settings_database() -> None:
     import graftwork.platform.exports.tables
     import graftwork.platform.ledger.tables
     import graftwork.platform.modes.tables
+    import graftwork.platform.people.tables
     import graftwork.platform.retention.tables
     import graftwork.platform.tenancy.tables
     import graftwork.platform.tracing.tables

@@ -18,6 +18,7 @@ ItemId = NewType("ItemId", str)
 CallId = NewType("CallId", str)
 RequestId = NewType("RequestId", str)
 OrganisationId = NewType("OrganisationId", str)
+PersonId = NewType("PersonId", str)
 EndUserId = NewType("EndUserId", str)
 """A digest of the name of a tenant's end user."""
 

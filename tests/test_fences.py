@@ -10,13 +10,17 @@ from tests.tree import HOUSE, ROOT, allowed, imports, modules
 
 FENCES: dict[str, tuple[str, ...]] = {
     "torch": ("engine/*", "adapters/registry/weights.py"),
-    **dict.fromkeys(("numba", "llvmlite"), ("engine/lora/cpu_kernel.py", "engine/quantization/cpu_kernel.py")),
+    **dict.fromkeys(
+        ("numba", "llvmlite"),
+        ("engine/lora/cpu_kernel.py", "engine/quantization/cpu_kernel.py", "engine/recurrence/cpu_kernel.py"),
+    ),
     **dict.fromkeys(("triton", "xgrammar"), ("engine/*",)),
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
         "adapters/registry/*_rows.py",
         "platform/ledger/*_rows.py",
+        "platform/ledger/upkeep/*_rows.py",
         "platform/tenancy/*_rows.py",
         "platform/batches/*_rows.py",
         "platform/database*.py",
@@ -26,6 +30,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     ),
     "alembic": ("platform/database.py",),
     "redis": ("platform/*", "sessions/core/lease.py"),
+    **dict.fromkeys(("jwt", "cryptography"), ("platform/oidc/*",)),
     **dict.fromkeys(("fastapi", "starlette"), ("api/*",)),
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),

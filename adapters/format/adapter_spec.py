@@ -18,6 +18,7 @@ TARGETS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", EMBEDDING, HEAD),
     *("router", "shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_gate"),
     *("experts_gate_up", "experts_gate", "experts_up", "experts_down"),
+    *("in_proj", "out_proj"),
 )
 """The names of the modules that an adapter can change (targets). Lists and hashes keep this order."""
 

@@ -11,8 +11,9 @@ from typing import NoReturn
 
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, BiasSpec, ModuleSpec, SavedSpec
 from graftwork.adapters.format.lora_config import LoraConfig
+from graftwork.adapters.format.module_names import Modules, all_modules, modules_of
 from graftwork.adapters.format.safetensors_file import TensorEntry
-from graftwork.adapters.format.tensor_names import FUSED, PARENTS, ROUTED, Part, Place
+from graftwork.adapters.format.tensor_names import PARENTS, ROUTED, Part, Place
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
@@ -41,23 +42,27 @@ class ModuleReader:
     def __init__(self, config: LoraConfig, description: EngineDescription) -> None:
         self._config = config
         self._description = description
+        self._all_modules = all_modules(description)
+        self._modules_by_layer: dict[int, Modules] = {}
 
     def check_place(self, place: Place, entry: TensorEntry) -> None:
         """Checks that the model has the module and the layer that the tensor's name contains. Raises ValidationFailed."""
         if place.parent is None or place.layer is None:
             return
-        shapes = self._description.target_shapes
-        if place.target not in PARENTS[place.parent] or not all(target in shapes for target in _split(place.target)):
-            known = ", ".join(shapes)
-            refuse(entry, f"the model has no module '{place.parent}.{place.target}' for it; it has {known}.")
+        name = f"{place.parent}.{place.target}"
+        shapes, is_routed_part = self._description.target_shapes, place.parent == ROUTED
+        known = PARENTS[ROUTED] & shapes.keys() if is_routed_part else self._all_modules.keys()
+        if (place.target if is_routed_part else name) not in known:
+            refuse(entry, f"the model has no module '{name}' for it; it has {', '.join(shapes)}.")
         if place.layer >= self._description.num_layers:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
         experts = self._description.experts
         is_routed = experts is not None and place.layer in experts.layers
-        if place.parent == "mlp" and is_routed:
-            refuse(entry, f"layer {place.layer} has experts in place of this module.")
-        if place.parent == ROUTED and not is_routed:
+        if is_routed_part and not is_routed:
             refuse(entry, f"layer {place.layer} has no experts, and so no such module.")
+        if not is_routed_part and name not in self._modules_of(place.layer):
+            others = "experts" if place.parent == "mlp" else ", ".join(self._modules_of(place.layer))
+            refuse(entry, f"layer {place.layer} has {others} in place of this module.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
         """Returns the LoRA of the module.
@@ -76,7 +81,7 @@ class ModuleReader:
         for part, other in ((Part.A, Part.B), (Part.B, Part.A)):
             if other not in entries:
                 refuse(entries[part], f"its counterpart {other} is missing.")
-        out_features, in_features = self._shape(place.target)
+        out_features, in_features = self._shape(place)
         rank = self._config.rank(name)
         self._check_factor(entries[Part.A], (rank, in_features), rank)
         self._check_factor(entries[Part.B], (out_features, rank), rank)
@@ -90,7 +95,7 @@ class ModuleReader:
             self._optional(found, Part.MAGNITUDE, "use_dora", self._config.use_dora),
             self._optional(found, Part.LORA_BIAS, "lora_bias", self._config.lora_bias),
         )
-        return self._split(whole)
+        return self._split(place, whole)
 
     def read_bias(self, found: FoundModule) -> BiasSpec | None:
         """Returns the trained bias that replaces the base model's bias of this module; None if the file contains no
@@ -103,7 +108,7 @@ class ModuleReader:
             refuse(entry, "the config's bias is 'none', so it would not be applied.")
         if place.target not in self._description.biased_targets:
             refuse(entry, "the base model has no bias there that it could replace.")
-        check_shape(entry, (self._shape(place.target)[0],), "the model asks for")
+        check_shape(entry, (self._shape(place)[0],), "the model asks for")
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
@@ -131,14 +136,26 @@ class ModuleReader:
         weight = f"{place.module}.weight"
         return weight if self._config.targets_parameter(weight) else None
 
-    def _shape(self, target: str) -> tuple[int, int]:
+    def _modules_of(self, layer: int) -> Modules:
+        """Returns the modules of a layer and their targets. They are found once for each layer."""
+        if layer not in self._modules_by_layer:
+            self._modules_by_layer[layer] = modules_of(self._description, layer)
+        return self._modules_by_layer[layer]
+
+    def _targets(self, place: Place) -> tuple[str, ...]:
+        """Returns the targets that a module holds, in the order of its rows."""
+        if place.parent in (None, ROUTED) or place.layer is None:
+            return (place.target,)
+        return self._modules_of(place.layer)[f"{place.parent}.{place.target}"]
+
+    def _shape(self, place: Place) -> tuple[int, int]:
         """Returns (out_features, in_features) of the module in the model."""
         vocab_size, hidden_size = self._description.vocab_size, self._description.hidden_size
-        if target == EMBEDDING:
+        if place.target == EMBEDDING:
             return hidden_size, vocab_size
-        if target == HEAD:
+        if place.target == HEAD:
             return vocab_size, hidden_size
-        shapes = [self._description.target_shapes[part] for part in _split(target)]
+        shapes = [self._description.target_shapes[part] for part in self._targets(place)]
         return sum(shape[0] for shape in shapes), shapes[0][1]
 
     def _check_factor(self, entry: TensorEntry, expected: tuple[int, int], rank: int) -> None:
@@ -158,7 +175,7 @@ class ModuleReader:
         if entry is not None:
             if not is_configured:
                 refuse(entry, f"the config does not set {field}, so it would not be applied.")
-            check_shape(entry, (self._shape(found.place.target)[0],), "the model asks for")
+            check_shape(entry, (self._shape(found.place)[0],), "the model asks for")
         return entry
 
     def _refuse_lone(self, found: FoundModule) -> None:
@@ -166,12 +183,12 @@ class ModuleReader:
             if part in found.entries:
                 refuse(found.entries[part], "the lora_A and lora_B that it belongs to are missing.")
 
-    def _split(self, whole: ModuleSpec) -> list[ModuleSpec]:
-        """Splits a fused module into its targets. All targets share A, and each has its own rows of B."""
-        targets = _split(whole.target)
-        if len(targets) == 1:
+    def _split(self, place: Place, whole: ModuleSpec) -> list[ModuleSpec]:
+        """Splits a module into its targets. All targets share A, and each has its own rows of B."""
+        targets = self._targets(place)
+        if targets == (whole.target,):
             return [whole]
-        borders = accumulate((self._shape(target)[0] for target in targets), initial=0)
+        borders = accumulate((self._description.target_shapes[target][0] for target in targets), initial=0)
         return [
             ModuleSpec(
                 whole.layer,
@@ -196,7 +213,3 @@ def check_shape(entry: TensorEntry, expected: tuple[int, ...], who_asks: str) ->
     """Raises ValidationFailed if a tensor has another shape."""
     if entry.shape != expected:
         refuse(entry, f"its shape is {list(entry.shape)}; {who_asks} {list(expected)}.")
-
-
-def _split(target: str) -> tuple[str, ...]:
-    return FUSED.get(target, (target,))

@@ -13,8 +13,8 @@ from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
 from graftwork.adapters.format.expert_names import routed_targets
 from graftwork.adapters.format.expert_reader import JOINED_PARAMETERS
 from graftwork.adapters.format.lora_config import LoraConfig, ModulePattern
+from graftwork.adapters.format.module_names import is_recurrent, modules_of
 from graftwork.adapters.format.specs import shown
-from graftwork.adapters.format.tensor_names import FUSED, PARENTS
 from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
@@ -62,17 +62,12 @@ def _target_names(description: EngineDescription) -> Iterator[str]:
 
     Yields each name in both forms: as in a model with an output head, and as in a model that was trained without it.
     """
-    shapes = description.target_shapes
+    shapes, experts = description.target_shapes, description.experts
     for prefix in ("model.", ""):
         yield f"{prefix}{EMBEDDING}"
         for layer in range(description.num_layers):
-            experts = description.experts
-            is_routed = experts is not None and layer in experts.layers
-            for parent in ("self_attn", *(() if is_routed else ("mlp",))):
-                for target in sorted(PARENTS[parent]):
-                    if all(part in shapes for part in FUSED.get(target, (target,))):
-                        yield f"{prefix}layers.{layer}.{parent}.{target}"
-            if experts is not None and is_routed:
+            yield from (f"{prefix}layers.{layer}.{module}" for module in modules_of(description, layer))
+            if experts is not None and layer in experts.layers:
                 yield from _routed_names(f"{prefix}layers.{layer}", experts, shapes)
     yield HEAD
 
@@ -95,7 +90,8 @@ def _parameter_names(description: EngineDescription, targets: Iterable[str]) -> 
     if experts is not None:
         for prefix in ("model.", ""):
             for layer in experts.layers:
-                yield from (f"{prefix}layers.{layer}.mlp.experts.{name}" for name in JOINED_PARAMETERS)
+                experts_module = f"{prefix}layers.{layer}.{experts.names.blocks[0]}.experts"
+                yield from (f"{experts_module}.{name}" for name in JOINED_PARAMETERS)
 
 
 def _other_names(description: EngineDescription) -> Iterator[str]:
@@ -106,8 +102,20 @@ def _other_names(description: EngineDescription) -> Iterator[str]:
         for layer in range(description.num_layers):
             yield f"{prefix}layers.{layer}"
             yield from (f"{prefix}layers.{layer}.{name}" for name in _OTHERS_IN_LAYERS)
-        for layer in () if description.experts is None else description.experts.layers:
-            yield f"{prefix}layers.{layer}.mlp.experts"
+            modules = description.modules
+            if modules is not None:
+                yield f"{prefix}layers.{layer}.{modules.mlp}"
+                yield from _recurrent_names(f"{prefix}layers.{layer}", description, layer)
+        if description.experts is not None:
+            block = description.experts.names.blocks[0]
+            yield from (f"{prefix}layers.{layer}.{block}.experts" for layer in description.experts.layers)
+
+
+def _recurrent_names(prefix: str, description: EngineDescription, layer: int) -> Iterator[str]:
+    """Yields the names of the modules of a recurrent layer that cannot have LoRA."""
+    if description.modules is not None and is_recurrent(description, layer):
+        module = f"{prefix}.{description.modules.recurrent}"
+        yield from (module, f"{module}.conv1d", f"{module}.norm", f"{module}.act")
 
 
 def _ends(name: str) -> Iterator[str]:

@@ -71,7 +71,8 @@ _PARTS_OF_REST = {EMBEDDING: _OF_EMBEDDING | _OF_SAVED, HEAD: _OF_LINEAR | _OF_S
 
 _NAME = re.compile(
     r"(?:base_model\.model\.)?"
-    r"(?P<module>(?:model\.)?layers\.(?P<layer>0|[1-9][0-9]{0,3})\.(?P<parent>self_attn|mlp)\.(?P<target>[a-z_]{1,32})"
+    r"(?P<module>(?:model\.)?layers\.(?P<layer>0|[1-9][0-9]{0,3})\.(?P<parent>self_attn|mlp|mamba|shared_mlp)"
+    r"\.(?P<target>[a-z_]{1,32})"
     r"|(?:model\.)?(?P<embedding>embed_tokens)|(?P<head>lm_head))"
     r"\.(?P<part>[A-Za-z_.]{1,64})"
 )

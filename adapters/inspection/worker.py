@@ -21,6 +21,7 @@ from typing import Any
 from graftwork.adapters.format.identity import identify_adapter
 from graftwork.adapters.inspection.frames import receive_files, send
 from graftwork.engine.core.expert_shapes import ExpertShapes
+from graftwork.engine.core.layer_modules import LayerModules
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
@@ -80,8 +81,9 @@ def _identify(config: bytes, weights: memoryview, description: EngineDescription
 def _description(fields: dict[str, Any]) -> EngineDescription:
     shapes = {target: (out, into) for target, (out, into) in fields["target_shapes"].items()}
     experts = None if fields["experts"] is None else ExpertShapes.from_json(fields["experts"])
+    modules = None if fields["modules"] is None else LayerModules.from_json(fields["modules"])
     own = {"target_shapes": shapes, "biased_targets": tuple(fields["biased_targets"]), "experts": experts}
-    return EngineDescription(**fields | own)
+    return EngineDescription(**fields | own | {"modules": modules})
 
 
 def _limit(kind: int, most: int) -> None:

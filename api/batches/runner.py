@@ -246,7 +246,7 @@ class BatchRunner:
         parse = partial(self._services.parse, run.batch.tenant_id)
         request = await read_request(line, run.batch.endpoint, parse)
         assert isinstance(request, LineRequest), "the input was validated before"
-        held = HeldAccount()
+        held = HeldAccount(run.batch.id)
         try:
             outcome = await run.answers.of(request, principal, held)
             if isinstance(outcome, Later):

@@ -11,13 +11,14 @@ from typing import Annotated
 import typer
 
 import graftwork
-from graftwork.api.cli.admin import keys, modes, organisations, prices, quotas, replicas, tenants, webhooks
+from graftwork.api.cli.admin import keys, modes, organisations, people, prices, quotas, replicas, tenants, webhooks
 from graftwork.api.cli.commands import adapters, batches, bench, fleet, model, sessions, usage
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.ask import ask, models
 from graftwork.api.cli.commands.completion import COMPLETE_VARIABLE, completion
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.doctor import doctor
+from graftwork.api.cli.commands.login import login, logout, whoami
 from graftwork.api.cli.commands.plan import plan
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
 from graftwork.api.cli.commands.timeline import trace
@@ -26,7 +27,11 @@ from graftwork.api.cli.commands.usage import audit
 from graftwork.api.cli.console.config_file import load_config
 from graftwork.api.cli.console.failures import CommandGroup
 
-SERVER, ADMIN, TENANT = "Run a server", "Administer one (GRAFTWORK_ADMIN_KEY)", "Use one (GRAFTWORK_API_KEY)"
+SERVER, ADMIN, TENANT = (
+    "Run a server",
+    "Administer one (GRAFTWORK_ADMIN_KEY)",
+    "Use one (GRAFTWORK_API_KEY, or graftwork login)",
+)
 
 
 def show_version(wanted: bool) -> None:
@@ -59,7 +64,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Serve one base model, many tenants' LoRA adapters, and agent sessions that last.\n\n"
         "First steps: `graftwork serve --demo` in one terminal; it prints keys to use in another.",
-        epilog="Client commands read GRAFTWORK_URL (default http://127.0.0.1:8000) and the two keys, or graftwork.toml.",
+        epilog="Client commands read GRAFTWORK_URL (default http://127.0.0.1:8000) and the two keys, or graftwork.toml; or run `graftwork login`.",
     )
     app.callback()(first)
     for command in (serve, gateway, engine, probe, demo, doctor, completion):
@@ -73,6 +78,7 @@ def build_app() -> typer.Typer:
         "organisations": organisations,
         "tenants": tenants,
         "keys": keys,
+        "people": people,
         "quotas": quotas,
         "webhooks": webhooks,
         "prices": prices,
@@ -83,6 +89,8 @@ def build_app() -> typer.Typer:
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)
     app.command(rich_help_panel=ADMIN)(top)
+    for own in (login, logout, whoami):
+        app.command(rich_help_panel=TENANT)(own)
     app.command(rich_help_panel=TENANT)(ask)
     app.command(rich_help_panel=TENANT)(models)
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)

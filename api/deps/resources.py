@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.api.deps.people import PeopleResources
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
@@ -39,6 +40,7 @@ from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PriceKeeper
+from graftwork.platform.ledger.upkeep.agreement import AgreementCheck
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
@@ -278,6 +280,7 @@ class AdminResources:
     pepper: bytes
     tenancy: Tenancy
     meter: UsageMeter
+    agreement: AgreementCheck
     prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient
@@ -323,6 +326,7 @@ class Resources:
     rights: RightsResources
     admin: AdminResources
     server: ServerResources
+    people: PeopleResources
     overview: OverviewBoard
     """The snapshots of what this gateway and its engines do."""
 
@@ -375,6 +379,7 @@ ForBatches = Annotated[BatchResources, Depends(_group(attrgetter("batches")))]
 ForRights = Annotated[RightsResources, Depends(_group(attrgetter("rights")))]
 ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
 ForOverview = Annotated[OverviewBoard, Depends(_group(attrgetter("overview")))]
+ForPeople = Annotated[PeopleResources, Depends(_group(attrgetter("people")))]
 ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]
 CurrentRequestId = Annotated[RequestId, Depends(_request_id)]
 AnyTenantKey = Annotated[Principal, Depends(_principal)]

@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place, first_token_due_at
 from graftwork.api.deps.console_guard import refuse_forged
 from graftwork.api.deps.resources import resources_of
+from graftwork.api.http.console_cookie import changes_state
 from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
 from graftwork.api.http.response_headers import REPLAYED
 from graftwork.api.http.streaming import EventStream
@@ -264,13 +265,18 @@ class OpenAiRoute(NativeRoute):
 
 
 class AdminRoute(AuthenticatedRoute):
-    """A route that accepts only the operator's key."""
+    """A route that accepts only the operator's key, or a person who is an operator.
+
+    An operator who may only read is refused with 403 where the method changes something.
+    """
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
         refuse_forged(request)
-        return await resources_of(request).server.gate.authenticate_admin(
-            presented_key(request), client_address(request)
-        )
+        gate = resources_of(request).server.gate
+        admin = await gate.authenticate_admin(presented_key(request), client_address(request))
+        if changes_state(request):
+            admin.require_change()
+        return admin
 
 
 class ConsoleRoute(AuthenticatedRoute):

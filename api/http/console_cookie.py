@@ -17,6 +17,7 @@ CSRF_HEADER = "x-graftwork-csrf"
 _NAME = "graftwork_console"
 _SECURE_NAME = f"__Host-{_NAME}"
 """Browsers accept a cookie with this prefix only over TLS, and only from this very host."""
+_SIGN_IN_NAME = "graftwork_sign_in"
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
@@ -64,8 +65,32 @@ def clear_ticket(request: Request, response: Response) -> None:
     response.delete_cookie(_name(request), path="/", secure=_is_tls(request), httponly=True, samesite="strict")
 
 
+def set_sign_in(request: Request, response: Response, text: str, seconds: int) -> None:
+    """Makes the browser keep what binds a sign-in with the identity provider to it, for this many seconds.
+
+    It is `SameSite=Lax`: the browser must send it when the provider, another site, sends the browser back.
+    """
+    response.set_cookie(
+        _sign_in_name(request), text, max_age=seconds, path="/", secure=_is_tls(request), httponly=True, samesite="lax"
+    )
+
+
+def sign_in_of(request: Request) -> str:
+    """Returns what `set_sign_in` has set; empty without it."""
+    return request.cookies.get(_sign_in_name(request)) or ""
+
+
+def clear_sign_in(request: Request, response: Response) -> None:
+    """Makes the browser forget a sign-in that has ended."""
+    response.delete_cookie(_sign_in_name(request), path="/", secure=_is_tls(request), httponly=True, samesite="lax")
+
+
 def _name(request: Request) -> str:
     return _SECURE_NAME if _is_tls(request) else _NAME
+
+
+def _sign_in_name(request: Request) -> str:
+    return f"__Host-{_SIGN_IN_NAME}" if _is_tls(request) else _SIGN_IN_NAME
 
 
 def _is_tls(request: Request) -> bool:

@@ -26,7 +26,7 @@ from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.held_account import HeldAccount
-from graftwork.sessions.generation.usage import Charge, EngineUse, RequestAccount, Usage, kv_limits
+from graftwork.sessions.generation.usage import Charge, EngineUse, RequestAccount, UnbilledTokens, Usage, kv_limits
 
 
 def _journal_prompt(journal: DeliveryCounts, cache: CacheReport) -> None:
@@ -87,7 +87,8 @@ async def start_inference(
     """
     principal, accounting = inference.principal, resources.accounting
     limits = await accounting.limits_of(principal)
-    charge = Charge(inference.request_id, principal, inference.resolved, service_tier=inference.tier)
+    batch_id = None if held is None else held.batch_id
+    charge = Charge(inference.request_id, principal, inference.resolved, service_tier=inference.tier, batch_id=batch_id)
     requests = [
         resources.generator.prepared(request)
         for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(limits.tenant))
@@ -160,12 +161,18 @@ class InferenceJob:
     def usage(self) -> Usage:
         """The tokens that all answers have used so far. A prompt counts only once, even if it has several answers."""
         prompts = self._generations[:: self._choices_per_prompt]
+        cache = CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None)
+        computed = sum(one.cache.prompt_tokens for one in self._generations if one.cache is not None)
         return Usage(
-            cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
+            cache=cache,
             completion_tokens=sum(generation.completion_tokens for generation in self._generations),
             drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
             engine=sum((generation.engine_use for generation in self._generations), EngineUse()),
             reasoning_tokens=sum(generation.reasoning_tokens for generation in self._generations),
+            unbilled=UnbilledTokens(
+                prompt=computed - cache.prompt_tokens,
+                completion=sum(generation.unbilled_tokens for generation in self._generations),
+            ),
         )
 
     def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> asyncio.Task[None]:

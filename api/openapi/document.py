@@ -36,7 +36,8 @@ from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
 
 DESCRIPTION = """Graftwork serves one base model, many tenants' LoRA adapters, and agent sessions that last.
 
-Tenants use a key `gw_…`, operators a key `gwa_…`, sent as `Authorization: Bearer` or as `x-api-key`.
+Tenants use a key `gw_…`, operators a key `gwa_…`, sent as `Authorization: Bearer` or as `x-api-key`. People who have
+signed in send a token `gwc_…` in the same way.
 Every answer has the header `x-request-id`, and every error has the same shape."""
 
 TAGS = {
@@ -48,6 +49,7 @@ TAGS = {
     "adapters": "A tenant's LoRA adapters, their versions and aliases.",
     "usage": "A tenant's own usage and limits.",
     "data": "A tenant's rights over its data: exports of everything, and how long it is kept.",
+    "people": "People who sign in with an identity provider, their roles and tokens.",
     "admin": "Tenants, keys, quotas and replicas, with the operator's key.",
     "operations": "Health, readiness and the version need no key. Metrics need the admin key.",
 }

@@ -36,10 +36,12 @@ from graftwork.api.openapi.example_objects import (
     Json,
     list_of,
 )
+from graftwork.api.openapi.example_people import PEOPLE_ANSWERS, PEOPLE_REQUESTS
 
 REQUESTS: dict[str, Json] = (
     BATCH_REQUESTS
     | DATA_REQUESTS
+    | PEOPLE_REQUESTS
     | {
         "create_chat_completion": {"model": "assistant", "messages": QUESTION, "max_tokens": 64},
         "create_completion": {"model": "assistant", "prompt": ["The weather is"], "max_tokens": 16},
@@ -89,6 +91,7 @@ REQUESTS: dict[str, Json] = (
 ANSWERS: dict[str, Json] = (
     BATCH_ANSWERS
     | DATA_ANSWERS
+    | PEOPLE_ANSWERS
     | {
         "get_health": {"status": "ok"},
         "get_readiness": {"status": "ready", "degraded": []},
@@ -285,7 +288,8 @@ ANSWERS: dict[str, Json] = (
                 "id": "aud_01hzx",
                 "object": "audit_entry",
                 "at": float(CREATED_AT),
-                "actor": "admin",
+                "actor": "per_01hzx",
+                "actor_name": "ada@example.com",
                 "action": "tenant.created",
                 "tenant_id": "ten_01hzx",
                 "target": "ten_01hzx",

@@ -20,6 +20,7 @@ from graftwork.platform.exports.worker import ExportWorker
 from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import TenantId
 from graftwork.platform.retention.retention import RetentionKeeper
+from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.session import SessionKind
 from graftwork.sessions.store.export_sections import SESSION_SECTIONS
@@ -43,14 +44,25 @@ def export_plan(files: FileVault, artifacts: ArtifactStore) -> Plan:
     )
 
 
-def export_worker(
-    keeper: ExportKeeper, database: Database, lease: GatewayLease, clock: Clock, plan: Plan
-) -> ExportWorker:
-    """Returns what makes exports on the gateway of this lease."""
-    return ExportWorker(database, Exporter(database, plan), keeper, lease, clock)
+def rights_resources(
+    settings: Settings,
+    database: Database,
+    clock: Clock,
+    lease: GatewayLease,
+    vault: FileVault,
+    artifacts: ArtifactStore,
+    sessions: SessionResources,
+    batches: BatchResources,
+) -> RightsResources:
+    """Returns the services of the routes for exports and retention. The gateway of this lease makes exports in `vault`."""
+    exports = ExportKeeper(database, vault, clock, settings.export_retention_s)
+    exporter = Exporter(database, export_plan(batches.files.vault, artifacts))
+    worker = ExportWorker(database, exporter, exports, lease, clock)
+    retention = _retention_keeper(database, clock, sessions, batches)
+    return RightsResources(exports, worker, retention, sessions.tasks)
 
 
-def retention_keeper(
+def _retention_keeper(
     database: Database, clock: Clock, sessions: SessionResources, batches: BatchResources
 ) -> RetentionKeeper:
     """Returns what keeps the tenants' retention, and deletes what is older."""

@@ -50,7 +50,7 @@ async def _push(
     data_digest: DataDigest = None,
 ) -> Push:
     origin = Provenance(None, run or None, parent or None, data_digest)
-    return Push(actor=principal.key_id, is_held=not promote, provenance=origin)
+    return Push(actor=principal.actor, is_held=not promote, provenance=origin)
 
 
 PushFields = Annotated[Push, Depends(_push)]
@@ -131,7 +131,7 @@ async def change_adapter(
         )
         await inference.planner.of(principal.tenant_id).plan_off_loop(checked)
     details = resources.registry.details
-    return adapter_answer(await details.change(principal.scope(), name, change, actor=principal.key_id))
+    return adapter_answer(await details.change(principal.scope(), name, change, actor=principal.actor))
 
 
 @router.delete("/{name}")
@@ -141,7 +141,7 @@ async def delete_adapter(
     """Delete an adapter. Running requests still finish. New requests get a 404. It can be restored for a time."""
     principal.require_models([name], "name")
     adapter = await resources.registry.get(principal.scope(), name, deleted_too=erase)
-    await resources.registry.deletions.delete(principal.scope(), name, erase=erase, actor=principal.key_id)
+    await resources.registry.deletions.delete(principal.scope(), name, erase=erase, actor=principal.actor)
     return AdapterDeleted(id=adapter.id, name=name)
 
 
@@ -150,7 +150,7 @@ async def restore_adapter(name: str, resources: ForAccounts, principal: AdapterK
     """Restore an adapter that was deleted, with its versions and aliases."""
     principal.require_models([name], "name")
     deletions = resources.registry.deletions
-    return adapter_answer(await deletions.restore(principal.scope(), name, actor=principal.key_id))
+    return adapter_answer(await deletions.restore(principal.scope(), name, actor=principal.actor))
 
 
 @router.delete("/{name}/versions/{version}", responses=also(409))
@@ -160,7 +160,7 @@ async def delete_version(
     """Delete one version of an adapter. It can be restored for a time."""
     principal.require_models([name], "name")
     deletions = resources.registry.deletions
-    await deletions.delete_version(principal.scope(), name, version, erase=erase, actor=principal.key_id)
+    await deletions.delete_version(principal.scope(), name, version, erase=erase, actor=principal.actor)
     return VersionDeleted(name=name, version=version)
 
 
@@ -169,7 +169,7 @@ async def restore_version(name: str, version: VersionPath, resources: ForAccount
     """Restore a version that was deleted."""
     principal.require_models([name], "name")
     deletions = resources.registry.deletions
-    return adapter_answer(await deletions.restore_version(principal.scope(), name, version, actor=principal.key_id))
+    return adapter_answer(await deletions.restore_version(principal.scope(), name, version, actor=principal.actor))
 
 
 async def _publish(

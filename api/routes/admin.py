@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from graftwork.api.deps.resources import Admin, AdminResources, ForAdmin
+from graftwork.api.deps.resources import Admin, AdminResources, ForAdmin, ForPeople
 from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
@@ -21,11 +21,12 @@ from graftwork.api.schemas.admin import (
     replica_answer,
     tenant_answer,
 )
-from graftwork.api.schemas.usage import TimeText, span, usage_answer
+from graftwork.api.schemas.usage import TimeText, check_answer, span, usage_answer
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
-from graftwork.platform.answers.usage import UsageRow
+from graftwork.platform.answers.usage import UsageCheck, UsageRow
 from graftwork.platform.ids import KeyId, OrganisationId, TenantId
+from graftwork.platform.ledger.upkeep.agreement import SETTLED_S
 from graftwork.platform.ledger.usage import UsageGroup
 
 keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admin"], route_class=SecretRoute)
@@ -86,7 +87,9 @@ async def get_tenants_usage(
     _: Admin,
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
-    group_by: Literal["day", "adapter", "session", "key", "tenant", "tier", "price"] = "tenant",
+    group_by: Literal[
+        "day", "adapter", "session", "key", "tenant", "tier", "price", "organisation", "user", "batch", "model"
+    ] = "tenant",
     tenant_id: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Page[UsageRow]:
     """Sum usage and costs over the time range [from, to). By default this is the last 30 days of all tenants.
@@ -101,10 +104,32 @@ async def get_tenants_usage(
     )
 
 
+@reports_router.get("/usage/check")
+async def check_usage(
+    resources: ForAdmin,
+    _: Admin,
+    start: Annotated[TimeText, Query(alias="from")] = None,
+    end: Annotated[TimeText, Query(alias="to")] = None,
+    settled_s: Annotated[float, Query(ge=0, le=86_400)] = SETTLED_S,
+) -> UsageCheck:
+    """Compare each request in the ledger with what the engines reported about it, and the ledger's sums with its requests.
+
+    `differences` is 0 if all agrees. A report without a request in the ledger is a difference after `settled_s` seconds.
+    By default the last 30 days are compared.
+    """
+    since, until = span(start, end, resources.clock.now())
+    found = await resources.agreement.compare(since, until, settled_s)
+    return check_answer(found, await resources.replicas.list())
+
+
 @reports_router.get("/audit")
-async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
+async def list_audit_entries(
+    resources: ForAdmin, people: ForPeople, _: Admin, page: PageQuery
+) -> Page[answers.AuditEntry]:
     """List the audit entries: who changed what, and when. By default the newest entry comes first."""
-    return page_answer(await resources.tenancy.audit(page), audit_answer)
+    found = await resources.tenancy.audit(page)
+    names = await people.people.names({entry.actor for entry in found.items})
+    return page_answer(found, lambda entry: audit_answer(entry, names))
 
 
 @reports_router.get("/modes")

@@ -29,14 +29,14 @@ async def set_alias(
     """
     principal.require_models([name], "name")
     aliases = resources.registry.aliases
-    return alias_answer(await aliases.set(principal.scope(), name, alias, body.target(), actor=principal.key_id))
+    return alias_answer(await aliases.set(principal.scope(), name, alias, body.target(), actor=principal.actor))
 
 
 @router.delete("/{alias}")
 async def remove_alias(name: str, alias: AliasPath, resources: ForAccounts, principal: AdapterKey) -> AliasChange:
     principal.require_models([name], "name")
     aliases = resources.registry.aliases
-    return alias_answer(await aliases.remove(principal.scope(), name, alias, actor=principal.key_id))
+    return alias_answer(await aliases.remove(principal.scope(), name, alias, actor=principal.actor))
 
 
 @router.post("/{alias}/rollback", responses=also(409))
@@ -44,7 +44,7 @@ async def roll_back_alias(name: str, alias: AliasPath, resources: ForAccounts, p
     """Give an alias the target that it had before. A second rollback goes back one target more."""
     principal.require_models([name], "name")
     aliases = resources.registry.aliases
-    return alias_answer(await aliases.roll_back(principal.scope(), name, alias, actor=principal.key_id))
+    return alias_answer(await aliases.roll_back(principal.scope(), name, alias, actor=principal.actor))
 
 
 @router.get("/{alias}/history")
@@ -67,7 +67,7 @@ async def create_rollout(name: str, body: RolloutBody, resources: ForAccounts, p
     """
     principal.require_models([name], "name")
     rollouts = resources.registry.rollouts
-    return rollout_answer(await rollouts.start(principal.scope(), name, body.new(), actor=principal.key_id), {})
+    return rollout_answer(await rollouts.start(principal.scope(), name, body.new(), actor=principal.actor), {})
 
 
 @rollouts_router.get("")
@@ -89,4 +89,4 @@ async def cancel_rollout(name: str, rollout_id: str, resources: ForAccounts, pri
     """Cancel a roll-out. The alias leads to the stable version again."""
     principal.require_models([name], "name")
     rollouts = resources.registry.rollouts
-    return rollout_answer(await rollouts.cancel(principal.scope(), name, rollout_id, actor=principal.key_id), {})
+    return rollout_answer(await rollouts.cancel(principal.scope(), name, rollout_id, actor=principal.actor), {})

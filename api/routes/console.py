@@ -15,6 +15,7 @@ from graftwork.api.deps.resources import ForServer, resources_of
 from graftwork.api.deps.route_classes import ConsoleRoute
 from graftwork.api.http.console_cookie import clear_ticket, set_ticket
 from graftwork.api.http.request import presented_key
+from graftwork.api.people.views import session_fields
 from graftwork.platform.errors import NotFound
 from graftwork.platform.tenancy.authenticator import ConsoleSession
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
@@ -47,9 +48,9 @@ async def get_console_file(version: str, name: str) -> Response:
 
 @session_router.post("", status_code=201)
 async def sign_in(request: Request, resources: ForServer) -> JSONResponse:
-    """Set the cookie for the key in `Authorization`, or renew the cookie."""
+    """Set the cookie for the key in `Authorization`, or renew the cookie. Of a person's session, only renew it."""
     session = await resources.gate.open_session(request.state.principal, presented_key(request))
-    answer = JSONResponse(_session_body(session, request), status_code=201, headers=_NO_STORE)
+    answer = JSONResponse(await _session_body(session, request), status_code=201, headers=_NO_STORE)
     set_ticket(request, answer, session.ticket, int(session.until - resources.clock.now()))
     return answer
 
@@ -58,7 +59,7 @@ async def sign_in(request: Request, resources: ForServer) -> JSONResponse:
 async def get_session(request: Request, resources: ForServer) -> JSONResponse:
     """Tell whose key the cookie stands for. Does not renew the cookie."""
     session = resources.gate.present_session(request.state.principal, presented_key(request))
-    return JSONResponse(_session_body(session, request), headers=_NO_STORE)
+    return JSONResponse(await _session_body(session, request), headers=_NO_STORE)
 
 
 @pages_router.delete("/console/session")
@@ -69,13 +70,15 @@ async def sign_out(request: Request) -> Response:
     return answer
 
 
-def _session_body(session: ConsoleSession, request: Request) -> dict[str, Any]:
+async def _session_body(session: ConsoleSession, request: Request) -> dict[str, Any]:
     """Returns what the page shows of the sign-in. Never contains the ticket."""
     principal = session.principal
     return {
         "object": "console.session",
         "role": "admin" if isinstance(principal, AdminPrincipal) else "tenant",
         "tenant": None if isinstance(principal, AdminPrincipal) else _tenant_body(principal),
+        "may_change": principal.may_change if isinstance(principal, AdminPrincipal) else True,
+        **await session_fields(principal, resources_of(request).people),
         "csrf_token": session.csrf_token,
         "until": session.until,
         "base_model": resources_of(request).inference.base_name,

@@ -23,7 +23,9 @@ async def get_usage(
     principal: UsageKey,
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
-    group_by: Literal["day", "adapter", "session", "key", "tier", "price"] = "day",
+    group_by: Literal[
+        "day", "adapter", "session", "key", "tier", "price", "organisation", "user", "batch", "model"
+    ] = "day",
 ) -> Page[UsageRow]:
     """Sum the tenant's usage and its costs over the time range [from, to). By default this is the last 30 days."""
     since, until = span(start, end, resources.clock.now())

@@ -1,5 +1,6 @@
 """Defines the bodies of the operator's routes, and converts tenants, keys, quotas and audit entries to answers."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -204,12 +205,16 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
     )
 
 
-def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """Converts an entry of the audit log, which says who changed what, to the body of an answer."""
+def audit_answer(entry: AuditEntry, names: Mapping[str, str]) -> answers.AuditEntry:
+    """Converts an entry of the audit log, which says who changed what, to the body of an answer.
+
+    `names` are those of the people among the actors, by their ids.
+    """
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,
         actor=entry.actor,
+        actor_name=names.get(entry.actor),
         action=entry.action,
         tenant_id=entry.tenant_id,
         target=entry.target,

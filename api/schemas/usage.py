@@ -11,9 +11,19 @@ from fastapi import Query
 from pydantic import WithJsonSchema
 
 from graftwork.api.schemas.admin import unix_seconds
+from graftwork.engine.fleet.replicas import ReplicaReading
 from graftwork.platform.answers.base import Page
-from graftwork.platform.answers.usage import Money, UsageRow, UsageTotals
+from graftwork.platform.answers.usage import (
+    ComparedUsage,
+    EngineTotals,
+    Money,
+    SumDifference,
+    UsageCheck,
+    UsageRow,
+    UsageTotals,
+)
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ledger.upkeep.agreement import Agreement
 from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
@@ -65,6 +75,39 @@ def usage_answer(summaries: Sequence[UsageSummary], group_by: UsageGroup, base_n
 def totals_answer(summary: UsageSummary | None) -> UsageTotals:
     """Converts the sum of one group to an answer without the group's name. None is a group without requests."""
     return UsageTotals(**_totals(summary or UsageSummary(None)))
+
+
+def check_answer(found: Agreement, engines: Sequence[ReplicaReading]) -> UsageCheck:
+    """Converts the result of a check, with what the engines that answer have counted."""
+    return UsageCheck(
+        start=found.start,
+        end=found.end,
+        differences=found.differences,
+        compared=tuple(
+            ComparedUsage(
+                verdict=one.verdict.value,
+                is_difference=one.verdict.is_difference,
+                requests=one.requests,
+                billed=dict(one.billed),
+                unbilled=dict(one.unbilled),
+                reported=dict(one.reported),
+                examples=one.examples,
+            )
+            for one in found.compared
+        ),
+        sums=tuple(
+            SumDifference(field=name, sums=sums, requests=requests) for name, (sums, requests) in found.sums.items()
+        ),
+        engines=tuple(
+            EngineTotals(
+                replica_id=one.replica_id,
+                prompt_tokens=one.stats.prompt_tokens,
+                generated_tokens=one.stats.generated_tokens,
+            )
+            for one in engines
+            if one.stats is not None
+        ),
+    )
 
 
 def _totals(summary: UsageSummary) -> dict[str, Any]:

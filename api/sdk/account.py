@@ -20,7 +20,9 @@ class UsageLedger(Resource[R]):
     def list(
         self, *, start: Moment | None = None, end: Moment | None = None, group_by: str | None = None
     ) -> Steps[Page[UsageRow]]:
-        """Lists usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session`, `key`, `tier` or `price`."""
+        """Lists usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session`, `key`, `tier`,
+        `price`, `organisation`, `user`, `batch` or `model`.
+        """
         query = {"from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
 

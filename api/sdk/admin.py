@@ -1,6 +1,6 @@
 """Defines `client.admin`, which manages tenants and keys, and reads usage, audit entries and replicas.
 
-Organisations, limits and webhooks are in `limits.py`.
+Organisations, limits and webhooks are in `limits.py`, people in `people.py`.
 
 Every call sends the admin key.
 """
@@ -12,6 +12,7 @@ from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.data_rights import TenantExports, TenantRetentions
 from graftwork.api.sdk.limits import Organisations, Quotas, Webhooks, tenant_path
 from graftwork.api.sdk.overview import ServerOverviewQuery, follow_overview
+from graftwork.api.sdk.people import People
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
@@ -21,7 +22,7 @@ from graftwork.platform.answers.admin import AuditEntry, Replica, Tenant, Tenant
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline, TraceSwitch
-from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
+from graftwork.platform.answers.usage import Invoice, PriceList, UsageCheck, UsageRow
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -226,6 +227,10 @@ class Admin(Resource[R]):
         return Organisations(self._runtime)
 
     @property
+    def people(self) -> People[R]:
+        return People(self._runtime)
+
+    @property
     def webhooks(self) -> Webhooks[R]:
         return Webhooks(self._runtime)
 
@@ -260,6 +265,14 @@ class Admin(Resource[R]):
     ) -> Steps[Page[UsageRow]]:
         query = {"tenant_id": tenant_id, "from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/admin/usage", query=query, admin=True)))
+
+    @operation
+    def check_usage(
+        self, *, start: Moment | None = None, end: Moment | None = None, settled_s: float | None = None
+    ) -> Steps[UsageCheck]:
+        """Compares the usage ledger with what engines have reported, and with its own sums."""
+        query = {"from": start, "to": end, "settled_s": settled_s}
+        return (yield from self._read(UsageCheck, Call("GET", "/v1/admin/usage/check", query=query, admin=True)))
 
     @operation
     def invoice(self, tenant_id: str, month: str) -> Steps[Invoice]:

@@ -24,7 +24,9 @@ from graftwork.api.sdk.batches import Batches, Files
 from graftwork.api.sdk.chat import Chat, Models
 from graftwork.api.sdk.data_rights import Exports, OwnRetention
 from graftwork.api.sdk.embeddings import Embeddings
+from graftwork.api.sdk.login.login import Logins
 from graftwork.api.sdk.overview import OwnOverview
+from graftwork.api.sdk.people import Auth
 from graftwork.api.sdk.sessions import Sessions
 from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.api.sdk.transport.operation import R
@@ -54,12 +56,13 @@ class ApiClient(Generic[R]):
         self.quota: OwnQuota[R] = OwnQuota(runtime)
         self.overview: OwnOverview[R] = OwnOverview(runtime)
         self.timelines: Timelines[R] = Timelines(runtime)
+        self.auth: Auth[R] = Auth(runtime)
         self.admin: Admin[R] = Admin(runtime)
 
     @property
     def has_admin_key(self) -> bool:
-        """Whether the client has an admin key."""
-        return self._runtime.keys.admin is not None
+        """Whether the client has an admin key, or acts as a person who is an operator."""
+        return self._runtime.keys.has_admin
 
     @property
     def base_url(self) -> str:
@@ -69,7 +72,8 @@ class ApiClient(Generic[R]):
 class Graftwork(ApiClient[SyncRuntime]):
     """The synchronous client. Use it in a `with` block, or close it.
 
-    The environment variables GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY supply missing arguments.
+    The environment variables GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY supply missing arguments. Without
+    a key, the client acts as the person who has signed in with `graftwork login` at this server.
     `timeout` is in seconds. `max_retries` is the number of tries after the first one. Tests replace `transport` and
     `sleep`.
     """
@@ -86,9 +90,11 @@ class Graftwork(ApiClient[SyncRuntime]):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         http = httpx.Client(
-            base_url=_base_url(base_url), timeout=_timeout(timeout), transport=transport, headers=_headers()
+            base_url=base_url_of(base_url), timeout=_timeout(timeout), transport=transport, headers=_headers()
         )
-        super().__init__(SyncRuntime(http, _keys(api_key, admin_key), RetryPolicy(max_retries), sleep))
+        super().__init__(
+            SyncRuntime(http, _keys(base_url_of(base_url), api_key, admin_key), RetryPolicy(max_retries), sleep)
+        )
 
     def close(self) -> None:
         self._runtime.http.close()
@@ -117,9 +123,11 @@ class AsyncGraftwork(ApiClient[AsyncRuntime]):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         http = httpx.AsyncClient(
-            base_url=_base_url(base_url), timeout=_timeout(timeout), transport=transport, headers=_headers()
+            base_url=base_url_of(base_url), timeout=_timeout(timeout), transport=transport, headers=_headers()
         )
-        super().__init__(AsyncRuntime(http, _keys(api_key, admin_key), RetryPolicy(max_retries), sleep))
+        super().__init__(
+            AsyncRuntime(http, _keys(base_url_of(base_url), api_key, admin_key), RetryPolicy(max_retries), sleep)
+        )
 
     async def close(self) -> None:
         await self._runtime.http.aclose()
@@ -133,7 +141,7 @@ class AsyncGraftwork(ApiClient[AsyncRuntime]):
         await self.close()
 
 
-def _base_url(given: str | None) -> str:
+def base_url_of(given: str | None) -> str:
     """Returns the server's address without `/v1` at the end. An address without a scheme gets `http://`.
 
     Raises ConfigurationError if the address is not one of HTTP.
@@ -153,10 +161,12 @@ def _wrong_url(url: str) -> ConfigurationError:
     return ConfigurationError(f"{url!r} is no server's address: give GRAFTWORK_URL as http://HOST:PORT.")
 
 
-def _keys(api_key: str | None, admin_key: str | None) -> Keys:
+def _keys(url: str, api_key: str | None, admin_key: str | None) -> Keys:
+    """Returns the keys that were given. For one that is missing, the token of the person who has signed in is used."""
     return Keys(
         api_key or os.environ.get("GRAFTWORK_API_KEY") or None,
         admin_key or os.environ.get("GRAFTWORK_ADMIN_KEY") or None,
+        lambda admin: Logins().token(url, admin=admin),
     )
 
 

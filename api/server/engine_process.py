@@ -15,7 +15,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from graftwork.api.server.served_model import model_dtype, model_folder, model_name
+from graftwork.api.server.served_model import draft_model_folder, model_dtype, model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
@@ -44,6 +44,7 @@ _SIZES = (
     "host_kv_bytes",
     "lora_pool_bytes",
     "lora_host_bytes",
+    "draft_kv_bytes",
     "max_context_tokens",
     "max_batch_tokens",
     "max_running",
@@ -75,8 +76,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     from graftwork.engine.rpc.server import serve_engine
 
     warn_of_former_settings(settings)
-    given = {name: getattr(settings, name) for name in _SIZES}
-    sizes = {name: value for name, value in given.items() if value is not None}
+    sizes = {name: value for name in _SIZES if (value := getattr(settings, name)) is not None}
     config = EngineConfig(
         model=model_folder(settings),
         model_name=model_name(settings),
@@ -100,6 +100,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         kv_price=settings.kv_price,
         public_grammars=settings.public_grammars,
         max_draft_tokens=settings.max_draft_tokens,
+        draft_model=draft_model_folder(settings),
         disk_kv_bytes=DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
         kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,
         shared_kv_folder=settings.shared_kv_dir,

@@ -1,9 +1,9 @@
-"""Erases what deleted tenants have left, also on engines that were away when they were deleted.
+"""Removes what is over, now and then, and what deleted tenants have left, also on engines that were away then.
 
     sweep ──► TenantErasure: all engines of the fleet
         └───► engines that have come since the last sweep ──► forget the KV of all tenants that were deleted lately
 
-`tenant_erasure` says what is erased besides the rows of `platform/tenancy`.
+`tenant_erasure` says what is erased besides the rows of `platform/tenancy`, and `open_sweeps` what else is swept.
 An engine that scaling has ended, or whose machine was off, keeps its KV files. The deleted tenants in the database say
 what it must forget when it comes back.
 Owns nothing but the mark of each engine that was told. Never waits for an engine before it gets requests: nobody can ask
@@ -11,8 +11,10 @@ for the KV of a deleted tenant.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
-from graftwork.api.deps.resources import InferenceResources, RightsResources
+from graftwork.api.deps.resources import InferenceResources, Resources, RightsResources, repeating
 from graftwork.api.server.foundation import Foundation
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.fleet.client import FleetClient
@@ -22,6 +24,7 @@ from graftwork.platform.batches.batches import BatchKeeper
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import TenantId
 from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.people.people import People
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.principals import TenantScope, isolation_of
 from graftwork.sessions.service import SessionService
@@ -30,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 TOLD_FOR_S = 90 * 86400.0
 """For so many seconds after a tenant's deletion, engines that come back are told of it."""
+SWEEP_S = 300.0
+"""Seconds between two sweeps of one kind."""
+_ERASE_S = 5.0
 
 
 def tenant_erasure(
@@ -38,6 +44,7 @@ def tenant_erasure(
     sessions: SessionService,
     batches: BatchKeeper,
     rights: RightsResources,
+    people: People,
 ) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
         await base.engine.forget_domain(isolation_of(scope, inference.pepper))
@@ -61,6 +68,7 @@ def tenant_erasure(
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,
             "names in usage records": UsageMeter(base.database).erase,
+            "roles of people": people.erase,
             "webhooks": Webhooks(base.database, base.clock, inference.pepper).erase,
         },
     )
@@ -96,3 +104,26 @@ class LateErasure:
             member.knows_deletions = False
             extra = {"replica": member.replica_id, "reason": error.message}
             _log.warning("replica_not_told_of_deletions", extra=extra)
+
+
+async def open_sweeps(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
+    """Ends and removes what is over: once now, then now and then until `stack` is closed."""
+    erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
+    await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
+    sweeps: dict[str, Callable[[], Awaitable[object]]] = {
+        "deleted adapters": resources.account.registry.deletions.sweep,
+        "sessions": resources.sessions.sessions.sweep,
+        "responses": resources.sessions.responses.sweep,
+        "idempotency keys": resources.server.idempotency.sweep,
+        "used sign-ins": resources.people.sign_ins.sweep,
+        "batches": resources.batches.batches.sweep,
+        "files": resources.batches.files.sweep,
+        "exports": resources.rights.exports.sweep,
+        "old data": resources.rights.retention.sweep,
+        "usage journals": resources.inference.accounting.backlog.recover,
+        "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
+        **base.ledger.sweeps(),
+    }
+    for name, sweep in sweeps.items():
+        await sweep()
+        await stack.enter_async_context(repeating(sweep, SWEEP_S, f"the sweep of {name}"))

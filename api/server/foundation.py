@@ -1,12 +1,15 @@
 """Holds what all services of a gateway stand on: its settings, clock, database and engine, and the model it serves."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.api.deps.resources import repeating
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.tracing import Tracing
 from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.reports import ReportingClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.batches.file_folder import FileFolder
 from graftwork.platform.batches.file_vault import FileVault
@@ -14,6 +17,8 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.ledger.upkeep.keeping import LedgerKeeping
+from graftwork.platform.ledger.upkeep.rollups import ROLL_UP_S
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -30,6 +35,8 @@ from graftwork.sessions.text.encoding import (
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.tools.formats import tool_call_format
 
+_FLUSH_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Foundation:
@@ -45,10 +52,25 @@ class Foundation:
     lease: GatewayLease
     tracing: Tracing
     keys: TenantKeys
+    ledger: LedgerKeeping
 
     def vault(self, folder: str) -> FileVault:
         """Returns the tenants' files in a folder of the data folder."""
         return FileVault(FileFolder(self.settings.data_dir / folder), self.keys)
+
+
+async def open_ledger(
+    stack: AsyncExitStack, settings: Settings, database: Database, clock: Clock, engine: EngineClient
+) -> LedgerKeeping:
+    """Opens what keeps the usage ledger until `stack` is closed: the reports of `engine`, and the sums."""
+    ledger = LedgerKeeping.of(settings, database, clock)
+    if isinstance(engine, ReportingClient):
+        engine.report_to(ledger.reports)
+    stack.callback(ledger.reports.close)
+    stack.push_async_callback(ledger.reports.flush)
+    await stack.enter_async_context(repeating(ledger.reports.flush, _FLUSH_S, "storing what engines reported"))
+    await stack.enter_async_context(repeating(ledger.rollups.roll_up, ROLL_UP_S, "the sweep of usage sums"))
+    return ledger
 
 
 @dataclass(frozen=True, slots=True)

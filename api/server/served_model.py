@@ -37,6 +37,16 @@ def model_folder(settings: Settings, *, with_weights: bool = True) -> Path:
     raise InvalidRequest("No model is given: name its folder with --model, or serve the shipped one with --demo.")
 
 
+def draft_model_folder(settings: Settings) -> Path | None:
+    """Returns the folder of the draft model in the settings, which is fetched first as the model is; None without one.
+
+    Raises InvalidRequest if there is no such model, and Unavailable if it cannot be fetched now.
+    """
+    if isinstance(settings.draft_model, ModelReference):
+        return fetched_model(settings.draft_model, settings.data_dir)
+    return None if settings.draft_model is None else _existing_folder(settings.draft_model, "draft_model")
+
+
 def model_name(settings: Settings) -> str:
     """Returns the name that clients use for the base model. If the name is empty, the engine uses the folder's name."""
     if settings.served_model_name is not None:
@@ -59,17 +69,16 @@ def model_dtype(settings: Settings) -> str:
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype
 
 
-def _existing_folder(path: Path) -> Path:
+def _existing_folder(path: Path, param: str = "model") -> Path:
+    flag = f"--{param.replace('_', '-')}"
     if path.is_dir():
         return path
     if path.exists():
-        raise InvalidRequest(
-            f"{path} is a file: --model names the model's folder, with its config.json.", param="model"
-        )
+        raise InvalidRequest(f"{path} is a file: {flag} names the model's folder, with its config.json.", param=param)
     if _HUB_NAME.fullmatch(str(path)):
         raise InvalidRequest(
             f"There is no folder {path}. To fetch the model of this name from the Hugging Face Hub, give "
-            f"--model hf:{path}@REVISION.",
-            param="model",
+            f"{flag} hf:{path}@REVISION.",
+            param=param,
         )
-    raise InvalidRequest(f"There is no folder {path}: --model names a Hugging Face model's folder.", param="model")
+    raise InvalidRequest(f"There is no folder {path}: {flag} names a Hugging Face model's folder.", param=param)

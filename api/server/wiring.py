@@ -6,7 +6,7 @@ left running.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ from graftwork.api.deps.resources import (
     AdminResources,
     InferenceResources,
     Resources,
-    RightsResources,
     ServerResources,
     ServerTasks,
     SessionResources,
@@ -30,11 +29,12 @@ from graftwork.api.deps.resources import (
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
-from graftwork.api.rights.assembly import EXPORTS_FOLDER, export_plan, export_worker, making_exports, retention_keeper
+from graftwork.api.people.assembly import people_resources
+from graftwork.api.rights.assembly import EXPORTS_FOLDER, making_exports, rights_resources
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
-from graftwork.api.server.erasing import LateErasure, tenant_erasure
+from graftwork.api.server.erasing import SWEEP_S, open_sweeps, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
+from graftwork.api.server.foundation import Foundation, ServedModel, open_ledger, read_served_model
 from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
@@ -45,7 +45,6 @@ from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.encryption.tenant_keys import open_tenant_keys
-from graftwork.platform.exports.exports import ExportKeeper
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
@@ -55,6 +54,7 @@ from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
+from graftwork.platform.people.operators import Operators
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
@@ -85,9 +85,7 @@ _RENEWALS_PER_LEASE = 10
 _HEARTBEATS_PER_LEASE = 3
 """How often the lease of a session is renewed in its length, while its turn makes no events."""
 _FLUSH_S = 1.0
-_SWEEP_S = 300.0
 _ACCESS_S = 1.0
-_ERASE_S = 5.0
 
 
 @asynccontextmanager
@@ -120,7 +118,10 @@ async def open_resources(
         lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
         tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
         activity = ActivityMeter(clock, settings.objectives)
-        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing, keys)
+        ledger = await open_ledger(stack, settings, database, clock, engine)
+        base = Foundation(
+            settings, clock, database, telemetry, engine, inspector, activity, lease, tracing, keys, ledger
+        )
         resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
@@ -134,7 +135,7 @@ async def open_resources(
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
-        await _sweep(stack, base, resources)
+        await open_sweeps(stack, base, resources)
         await stack.enter_async_context(running_batches(resources, base.lease))
         await stack.enter_async_context(making_exports(resources.rights))
         yield resources
@@ -150,6 +151,7 @@ async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources)
     await prices.refresh()
     await modes.refresh()
     await tenancy.verified.poll()
+    await resources.people.people.settle_all()
     stack.push_async_callback(tenancy.uses.flush)
     await stack.enter_async_context(repeating(tenancy.verified.poll, POLL_S, "reading the changes of access"))
     await stack.enter_async_context(repeating(tenancy.uses.flush, FLUSH_USES_S, "storing the last uses of keys"))
@@ -169,28 +171,7 @@ async def _send_alerts(stack: AsyncExitStack, base: Foundation, pepper: bytes) -
     alerts = BudgetAlerts(base.database, base.clock, pepper, sender)
     await stack.enter_async_context(repeating(alerts.watch, WATCH_S, "looking for budgets that are reached"))
     await stack.enter_async_context(repeating(alerts.deliver, DELIVER_S, "sending alerts"))
-    await stack.enter_async_context(repeating(alerts.drop_old, _SWEEP_S, "the sweep of old alerts"))
-
-
-async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
-    """Ends and removes what is over, now and then."""
-    erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
-    await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
-    sweeps: dict[str, Callable[[], Awaitable[object]]] = {
-        "deleted adapters": resources.account.registry.deletions.sweep,
-        "sessions": resources.sessions.sessions.sweep,
-        "responses": resources.sessions.responses.sweep,
-        "idempotency keys": resources.server.idempotency.sweep,
-        "batches": resources.batches.batches.sweep,
-        "files": resources.batches.files.sweep,
-        "exports": resources.rights.exports.sweep,
-        "old data": resources.rights.retention.sweep,
-        "usage journals": resources.inference.accounting.backlog.recover,
-        "old months": lambda: resources.account.meter.drop_old_months(base.clock.now()),
-    }
-    for name, sweep in sweeps.items():
-        await sweep()
-        await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
+    await stack.enter_async_context(repeating(alerts.drop_old, SWEEP_S, "the sweep of old alerts"))
 
 
 async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database, server: ServerResources) -> None:
@@ -232,13 +213,10 @@ async def _assemble(base: Foundation) -> Resources:
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     batches = batch_resources(base.settings, base.database, base.clock, base.vault(FILES_FOLDER))
-    plan = export_plan(batches.files.vault, _artifacts(base))
-    lives_s = base.settings.export_retention_s
-    exports = ExportKeeper(base.database, base.vault(EXPORTS_FOLDER), base.clock, lives_s)
-    worker = export_worker(exports, base.database, base.lease, base.clock, plan)
-    retention = retention_keeper(base.database, base.clock, sessions, batches)
-    rights = RightsResources(exports, worker, retention, inference.tasks)
-    erasure = tenant_erasure(base, inference, sessions.sessions, batches.batches, rights)
+    vault, artifacts = base.vault(EXPORTS_FOLDER), _artifacts(base)
+    rights = rights_resources(base.settings, base.database, base.clock, base.lease, vault, artifacts, sessions, batches)
+    people = people_resources(base.settings, base.database, base.clock, tenants.pepper, tenants.tenancy)
+    erasure = tenant_erasure(base, inference, sessions.sessions, batches.batches, rights, people.people)
     admin = _admin_resources(base, tenants, inference, erasure)
     return Resources(
         inference=inference,
@@ -247,6 +225,7 @@ async def _assemble(base: Foundation) -> Resources:
         batches=batches,
         rights=rights,
         admin=admin,
+        people=people,
         server=_server_resources(base, tenants),
         overview=_overview(base, admin),
     )
@@ -333,6 +312,7 @@ def _admin_resources(
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
         meter=tenants.meter,
+        agreement=base.ledger.agreement,
         prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,
@@ -352,7 +332,13 @@ def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResou
         settings=settings,
         clock=base.clock,
         database=base.database,
-        gate=Authenticator.of_gateway(tenants.tenancy, admin_key, base.clock, settings.max_wrong_keys),
+        gate=Authenticator.of_gateway(
+            tenants.tenancy,
+            admin_key,
+            base.clock,
+            settings.max_wrong_keys,
+            Operators(base.database, base.clock, tenants.pepper),
+        ),
         idempotency=IdempotencyStore(base.database, base.clock, base.lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,

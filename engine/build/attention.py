@@ -40,7 +40,7 @@ def build_attention(
         )
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return _torch(model, storage, dtype, sinks)
-    failure = _why_not_triton(model, config.page_tokens, device, dtype)
+    failure = _why_not_triton(model, storage.sizes.page_tokens, device, dtype)
     if failure is None:
         from graftwork.engine.attention.triton_attention import TritonAttention
 

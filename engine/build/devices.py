@@ -1,12 +1,15 @@
-"""Chooses the device and the dtype of an engine, loads the weights, and sets up the memory allocator of the process.
+"""Reads the models of an engine, chooses its device and dtype, loads weights, and sets up the memory allocator of the process.
 
 All this happens once, at the engine's start.
 """
 
 import ctypes
+import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,7 +81,7 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
     max_batch_tokens, max_running = batch_limits(config, device)
     target_itl_ms = _TARGET_ITL_MS[device.type] if config.target_itl_ms is None else config.target_itl_ms
     return SchedulerLimits(
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens_of(config, model),
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
         max_waiting=config.max_waiting,
@@ -88,7 +91,13 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         target_itl_s=target_itl_ms / 1000 or None,
+        drafts_fill_pages=model.recurrence is None,
     )
+
+
+def page_tokens_of(config: EngineConfig, model: ModelConfig) -> int:
+    """Returns the number of tokens in a KV page: the configured one, or the model's own."""
+    return config.page_tokens or model.page_tokens
 
 
 def read_served_model(config: EngineConfig) -> ModelConfig:
@@ -104,6 +113,11 @@ def read_served_model(config: EngineConfig) -> ModelConfig:
                 f"--quantization {config.quantization} is not served for a model with experts: leave it out.",
                 param="quantization",
             )
+        if model.recurrence is not None:
+            raise InvalidRequest(
+                f"--quantization {config.quantization} is not served for a model with recurrent layers: leave it out.",
+                param="quantization",
+            )
         model = replace(model, quantization=round_to_nearest(config.quantization, model.quantization))
     if longest is None:
         return model
@@ -114,6 +128,80 @@ def read_served_model(config: EngineConfig) -> ModelConfig:
             param="max_context_tokens",
         )
     return replace(model, context_tokens=longest)
+
+
+def check_draft_model(config: EngineConfig, model: ModelConfig) -> ModelConfig | None:
+    """Reads the configuration of the draft model; None without one. Needs neither its weights nor a device.
+
+    Raises InvalidRequest if it is not supported, if it has another vocabulary than `model`, or if it cannot be used with
+    other settings.
+    """
+    folder = config.draft_model
+    if folder is None:
+        return None
+    if config.tensor_parallel > 1:
+        raise InvalidRequest(
+            "--draft-model does not work with --tensor-parallel: it runs on one device. Leave one out.",
+            param="draft_model",
+        )
+    if not config.max_draft_tokens:
+        raise InvalidRequest(
+            "--draft-model drafts nothing with --max-draft-tokens 0: leave one out.", param="draft_model"
+        )
+    try:
+        draft = read_model_config(folder)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"The draft model {folder} is not served: {error.message}", param="draft_model") from error
+    if draft.recurrence is not None:
+        raise InvalidRequest(
+            f"The draft model {folder} has recurrent layers, whose state cannot go back behind a rejected guess: "
+            "--draft-model takes a model with attention in all layers.",
+            param="draft_model",
+        )
+    own, served = _token_ids(folder), _token_ids(config.model)
+    if own is not None and served is not None:
+        _refuse_other_tokens(folder, own, served)
+    elif draft.vocab_size != model.vocab_size:
+        raise InvalidRequest(
+            f"The draft model {folder} has {draft.vocab_size} tokens and the served model {model.vocab_size}, and one of "
+            "them has no tokenizer.json to compare: --draft-model takes a model with the same vocabulary.",
+            param="draft_model",
+        )
+    return draft
+
+
+def _token_ids(folder: Path) -> dict[str, int] | None:
+    """Returns the id of each token of a model's tokenizer.json; None if there is no such file."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        return _ids(content["model"]["vocab"]) | {one["content"]: one["id"] for one in content.get("added_tokens", ())}
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{path} holds no tokenizer ({type(error).__name__}: {error}): take the model's own file.",
+            param="draft_model",
+        ) from error
+
+
+def _ids(vocab: Any) -> dict[str, int]:
+    if isinstance(vocab, dict):
+        return vocab
+    return {piece: token_id for token_id, (piece, _) in enumerate(vocab)}  # unigram: pairs of piece and score
+
+
+def _refuse_other_tokens(folder: Path, own: dict[str, int], served: dict[str, int]) -> None:
+    """Raises InvalidRequest if the two vocabularies differ, and names a token."""
+    different = min(own.items() ^ served.items(), key=lambda pair: (pair[1], pair[0]), default=None)
+    if different is not None:
+        token, _ = different
+        raise InvalidRequest(
+            f"The draft model {folder} has another vocabulary than the served model: the token {token!r} has the id "
+            f"{own.get(token, 'none')} there and {served.get(token, 'none')} here. --draft-model takes a model with the "
+            "same tokenizer, usually a small one of the same family.",
+            param="draft_model",
+        )
 
 
 def load_weights(
@@ -164,6 +252,15 @@ def choose_device(name: str) -> torch.device:
             param="device",
         )
     return torch.device(name)
+
+
+def check_recurrent(model: ModelConfig, device: torch.device) -> None:
+    """Raises InvalidRequest if a model has recurrent layers and the device cannot compute them."""
+    if model.recurrence is not None and device.type != "cpu":
+        raise InvalidRequest(
+            f"A model with recurrent layers is not served on {device}, only on a CPU: give --device cpu.",
+            param="device",
+        )
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:

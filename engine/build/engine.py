@@ -15,6 +15,8 @@ from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.build.calibration import confirms, measure
 from graftwork.engine.build.calibration_cache import CalibrationCache, CalibrationKey
 from graftwork.engine.build.devices import (
+    check_draft_model,
+    check_recurrent,
     choose_device,
     choose_dtype,
     load_weights,
@@ -30,7 +32,7 @@ from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
-from graftwork.engine.build.runner import RunnerParts
+from graftwork.engine.build.runner import RunnerParts, build_draft_model
 from graftwork.engine.build.waiting_order import build_order
 from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig
@@ -66,11 +68,13 @@ from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.model.weights import open_weights
 from graftwork.engine.parallel.leader import StepRunner
 from graftwork.engine.parallel.workers import StartWorker, start_process
+from graftwork.engine.runner.draft_model import DraftModelRunner
 from graftwork.engine.runner.forward import StepPaths
 from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.speculative.draft_model import DraftModel
 from graftwork.engine.step_pipeline import StepPipeline
 from graftwork.engine.step_recorder import StepRecorder, TraceRecorder
 from graftwork.platform.clock import Clock, SystemClock, process_age_s
@@ -114,7 +118,7 @@ def build_engine(
     """
     clock, inbox = clock or SystemClock(), SimpleQueue[Message]()
     progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
-    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker, phases, content)
+    settings, ranks, parts, storage, draft_model = _load_model(config, progress, inbox, start_worker, phases, content)
     parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
     description = _describe(settings, limits, storage.sizes.device_pages)
     tracker = costs or CostTracker(UNMEASURED)
@@ -132,7 +136,7 @@ def build_engine(
     scopes = _scopes(settings, storage)
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     recorder = _recorder(clock, adapters, grammars)
-    speculator = _speculator(config, grammars, clock, recorder)
+    speculator = _speculator(config, grammars, clock, recorder, draft_model)
     order = build_order(config, limits, kv_cache, adapters, tracker, clock)
     needs = limits, kv_cache, sessions, adapters, scopes
     scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order, recorder=recorder)
@@ -154,14 +158,21 @@ def build_engine(
         adapters=adapters,
         grammars=grammars,
         runner=runner,
-        memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
+        memory=_memory(parts, storage, draft_model),
         phases=phases,
     )
 
 
+def _memory(parts: RunnerParts, storage: KvStorage, draft_model: DraftModelRunner | None) -> EngineMemory:
+    frames, host_kv, weights_bytes = storage.device_memory.frames, storage.host.block, parts.weights.num_bytes
+    if draft_model is None:
+        return EngineMemory(weights_bytes, frames, host_kv)
+    return EngineMemory(weights_bytes + draft_model.weight_bytes, frames, host_kv, draft_model.kv)
+
+
 def _scopes(settings: RankSettings, storage: KvStorage) -> CacheScopes:
     variant = f"{settings.model.kv_variant}{scope_suffix(storage.cache.format)}"
-    return CacheScopes(settings.fingerprint, f"{settings.dtype}/{settings.config.page_tokens}{variant}")
+    return CacheScopes(settings.fingerprint, f"{settings.dtype}/{storage.sizes.page_tokens}{variant}")
 
 
 def _costs(
@@ -186,6 +197,7 @@ class _Loaded(NamedTuple):
     ranks: EngineRanks
     parts: RunnerParts
     storage: KvStorage
+    draft_model: DraftModelRunner | None
 
 
 def _load_model(
@@ -202,8 +214,10 @@ def _load_model(
     """
     torch.set_num_threads(config.threads)
     model, device = read_served_model(config), choose_device(config.device)
+    check_recurrent(model, device)
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
+    draft = check_draft_model(config, model)
     with phases.phase("fingerprint"):
         content = (reading or FingerprintReading(config.model)).result(config.quantization)
     settings = RankSettings(config, model, content, device, dtype)
@@ -215,6 +229,7 @@ def _load_model(
         with phases.phase("kernels"):
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
+        draft_model = build_draft_model(config, draft, device, weights.num_bytes)
         with phases.phase("warm_up"):
             sizes = ranks.agree(choose_sizes(parts, device))
         with phases.phase("memory"):
@@ -223,7 +238,7 @@ def _load_model(
     except Exception:
         ranks.abandon()
         raise
-    return _Loaded(settings, ranks, parts, storage)
+    return _Loaded(settings, ranks, parts, storage, draft_model)
 
 
 def _tester(parts: RunnerParts, base: BaseModules, device: torch.device) -> AdapterTester:
@@ -269,9 +284,15 @@ def _recorder(clock: Clock, adapters: LoraPool, grammars: GrammarManager) -> Tra
     return TraceRecorder(clock, lacks_adapter, lacks_grammar)
 
 
-def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock, recorder: StepRecorder) -> Speculator:
-    limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes)
-    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder)
+def _speculator(
+    config: EngineConfig,
+    grammars: GrammarManager,
+    clock: Clock,
+    recorder: StepRecorder,
+    draft_model: DraftModel | None,
+) -> Speculator:
+    limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes, config.draft_from_texts)
+    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder, draft_model)
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
@@ -297,10 +318,11 @@ def _describe(settings: RankSettings, limits: SchedulerLimits, device_pages: int
         biased_targets=model.biased_targets,
         target_shapes=model.target_shapes,
         max_lora_rank=config.max_lora_rank,
-        page_tokens=config.page_tokens,
+        page_tokens=limits.page_tokens,
         device_pages=device_pages,
         max_requests=limits.max_running + limits.queue.requests,
         max_domain_requests=limits.max_running + limits.queue.domain_requests,
         version=graftwork.__version__,
         experts=None if model.experts is None else model.experts.shapes,
+        modules=model.modules,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.build.device_sizes import FrameSizer
+from graftwork.engine.build.devices import page_tokens_of
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
@@ -55,13 +56,14 @@ next engine waits until then.
 
 def frame_sizer(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> FrameSizer:
     """Returns the object that decides the number of frames. A frame is device memory of the size of one KV page."""
-    page_bytes = bytes_per_page(model, config.page_tokens, dtype, kv_format(config.kv_dtype, dtype))
+    page_tokens = page_tokens_of(config, model)
+    page_bytes = bytes_per_page(model, page_tokens, dtype, kv_format(config.kv_dtype, dtype))
     sizes = KvSizes(
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens,
         page_bytes=page_bytes,
         device_pages=0,
         host_pages=config.host_kv_bytes // page_bytes,
-        context_pages=pages_for(model.context_tokens, config.page_tokens),
+        context_pages=pages_for(model.context_tokens, page_tokens),
         reserve_share=config.kv_reserve_share,
         lora_floor_share=config.lora_floor_share,
     )
@@ -113,7 +115,7 @@ def allocate_kv_storage(
     with _allocating("--device-bytes", sizes.device_pages * frame_bytes_for(sizes.page_bytes), f"on {device}"):
         device_memory = DeviceMemory(sizes.device_pages, sizes.page_bytes, device)
     form = kv_format(config.kv_dtype, dtype)
-    cache = KvCache(model, device_memory, config.page_tokens, dtype, form)
+    cache = KvCache(model, device_memory, sizes.page_tokens, dtype, form)
     with _allocating("--host-kv-bytes", config.host_kv_bytes, "on the host"):
         registry = CudaRegistry() if device.type == "cuda" else None
         host = HostMemory(sizes.host_pages, cache.page_shape, cache.dtype, registry)

@@ -17,9 +17,10 @@ class EngineMemory:
     """The blocks of memory that an engine allocates at its start."""
 
     weights_bytes: int
-    """Bytes of the model's weights."""
+    """Bytes of the weights of the model, and of the draft model."""
     frames: torch.Tensor  # [num_frames + 2, frame_bytes] uint8: device memory of KV and adapters
     host_kv: torch.Tensor  # [num_pages, page_bytes] uint8
+    draft_kv: torch.Tensor | None = None  # uint8: device memory of the draft model's KV
 
     def complete(self, stats: EngineStats) -> EngineStats:
         """Returns `stats` with the memory of all owners. Takes milliseconds; any thread may call this.
@@ -36,9 +37,16 @@ class EngineMemory:
                 stats,
                 memory_weights=self.weights_bytes,
                 memory_device_kv=frames_bytes - on_device,
+                memory_drafts=stats.memory_drafts + self._draft_kv_bytes,
                 memory_adapters=stats.memory_adapters + on_device + stats.adapter_copy_bytes,
             )
         )
+
+    @property
+    def _draft_kv_bytes(self) -> int:
+        if self.draft_kv is None:
+            return 0
+        return self.draft_kv.nbytes if self.draft_kv.is_cuda else _resident(self.draft_kv)
 
     def _with_rest(self, stats: EngineStats) -> EngineStats:
         """Adds the host tier, the memory that the C library keeps for the next step, and what no owner has."""
@@ -50,11 +58,12 @@ class EngineMemory:
         return replace(stats, memory_host_kv=host_kv, memory_workspace=workspace, memory_other=rest - workspace)
 
     def _with_gpu(self, stats: EngineStats) -> EngineStats:
-        owned = self.weights_bytes + self.frames.nbytes + stats.adapter_copy_bytes
+        owned = self.weights_bytes + self.frames.nbytes + self._draft_kv_bytes + stats.adapter_copy_bytes
         return replace(
             stats,
             gpu_weights=self.weights_bytes,
             gpu_kv=self.frames.nbytes - stats.lora_pool_bytes,
+            gpu_drafts=self._draft_kv_bytes,
             gpu_adapters=stats.lora_pool_bytes + stats.adapter_copy_bytes,
             gpu_workspace=max(torch.cuda.memory_reserved(self.frames.device) - owned, 0),
         )

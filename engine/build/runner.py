@@ -3,12 +3,14 @@
 The packed forward pass is taken if Triton kernels compute everything that it sends numbers to: the row operations,
 attention and LoRA. Otherwise the plain one is taken, which works with every backend.
 
-An engine builds two runners: one for the warm-up step, with just enough memory for it, and one that serves.
+An engine builds two runners: one for the warm-up step, with just enough memory for it, and one that serves. It builds
+another for its draft model, if it has one. This comes before the memory of the served model's KV, which takes a share of
+what is left.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -18,21 +20,29 @@ from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.torch_attention import TorchAttention
 from graftwork.engine.build.attention import build_attention
 from graftwork.engine.build.device_meter import CudaMeter, DeviceMeter
+from graftwork.engine.build.devices import choose_dtype, load_weights, scheduler_limits
 from graftwork.engine.build.graphs import GraphBuild, cuda_graphs, wants_decode_graphs
-from graftwork.engine.build.kv import KvStorage
+from graftwork.engine.build.kv import KvStorage, frame_sizer
+from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.row_ops import build_row_ops
 from graftwork.engine.build.sampler import build_sampler
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.kernels.step_inputs import PinnedMemory
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, frame_bytes_for
+from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.pool import ResidentAdapters
-from graftwork.engine.lora.resident_adapter import RANK_PAGE
+from graftwork.engine.lora.resident_adapter import RANK_PAGE, ResidentAdapter
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.batch_invariance import BatchInvariance
-from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.weights import DecoderWeights
+from graftwork.engine.recurrence.layers import RecurrentLayers
+from graftwork.engine.recurrence.scan import choose_scan
+from graftwork.engine.recurrence.state_pages import StatePages
 from graftwork.engine.runner.decoder import Decoder
+from graftwork.engine.runner.draft_model import DraftModelRunner, DraftModelSizes
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
@@ -42,6 +52,7 @@ from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
 from graftwork.engine.sampling.sampler import Sampler
 from graftwork.engine.sampling.torch_sampler import TorchSampler
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from graftwork.engine.runner.decode_graphs import DecodeGraphs
@@ -131,7 +142,7 @@ class RunnerParts:
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
-            Decoder(self.model, self.weights, rows, self.on_layer),
+            Decoder(self.model, self.weights, rows, self.on_layer, self._recurrent(storage)),
             build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
                 storage.sizes.page_tokens,
@@ -142,6 +153,14 @@ class RunnerParts:
             ),
             self.lora,
         )
+
+    def _recurrent(self, storage: KvStorage) -> RecurrentLayers | None:
+        """Returns what computes the recurrent layers; None if the model has none."""
+        if self.model.recurrence is None:
+            return None
+        pages = StatePages(self.model.recurrence, storage.device_memory, storage.cache)
+        weights = [layer.recurrent for layer in self.weights.layers if layer.recurrent is not None]
+        return RecurrentLayers(self.model, weights, pages, storage.sizes.page_tokens, choose_scan())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +227,73 @@ def _forward(
     forward = PackedForward(packed, finder, PinnedMemory(own.builder.device))
     forward.graphs = graphs
     return forward
+
+
+@dataclass(frozen=True, slots=True)
+class _NoAdapters:
+    """The resident adapters of a draft model: it has none."""
+
+    def get(self, digest: str) -> ResidentAdapter:
+        raise KeyError(digest)
+
+
+def build_draft_model(
+    config: EngineConfig, draft: ModelConfig | None, device: torch.device, weight_bytes: int
+) -> DraftModelRunner | None:
+    """Loads the draft model `draft`, and allocates its KV. `weight_bytes` are those of the served model.
+
+    Raises InvalidRequest if it does not fit on the device.
+    """
+    if draft is None or config.draft_model is None:
+        return None
+    own = _own_config(config, device)
+    dtype, limits = choose_dtype(own.dtype, draft, device), scheduler_limits(own, draft, device)
+    weights = load_weights(own, draft, device, dtype)
+    storage = _draft_storage(own, draft, device, dtype)
+    parts = RunnerParts(own, draft, weights, build_lora(own, draft, device, dtype), limits, dtype, lambda: None)
+    sizes = DraftModelSizes(
+        num_pages=storage.sizes.device_pages,
+        page_tokens=storage.sizes.page_tokens,
+        context_tokens=draft.context_tokens,
+        max_rows=limits.max_batch_tokens,
+        vocab_size=read_model_config(config.model).vocab_size,
+        own_vocab_size=draft.vocab_size,
+    )
+    runner, relative_cost = parts.runner(storage, _NoAdapters()), weights.num_bytes / weight_bytes
+    return DraftModelRunner(runner, sizes, relative_cost, weights.num_bytes, storage.device_memory.frames)
+
+
+def _own_config(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """Returns the settings with which the draft model runs: without tiers, quantisation and adapters of its own."""
+    assert config.draft_model is not None
+    return replace(
+        config,
+        model=config.draft_model,
+        quantization=None,
+        kv_dtype="auto",
+        max_context_tokens=None,
+        host_kv_bytes=0,
+        disk_kv_bytes=0,
+        lora_kernels="torch" if device.type == "cpu" else config.lora_kernels,
+    )
+
+
+def _draft_storage(config: EngineConfig, draft: ModelConfig, device: torch.device, dtype: torch.dtype) -> KvStorage:
+    wanted = frame_sizer(config, draft, dtype).wanted
+    frame_bytes = frame_bytes_for(wanted.page_bytes)
+    num_pages = config.draft_kv_bytes // frame_bytes
+    if num_pages < 1:
+        raise InvalidRequest(
+            f"--draft-kv-bytes {config.draft_kv_bytes} holds no page of the draft model: give at least {frame_bytes} bytes.",
+            param="draft_kv_bytes",
+        )
+    try:
+        memory = DeviceMemory(num_pages, wanted.page_bytes, device)
+    except (MemoryError, RuntimeError) as error:
+        raise InvalidRequest(
+            f"--draft-kv-bytes {config.draft_kv_bytes} bytes cannot be allocated on {device}: give less.",
+            param="draft_kv_bytes",
+        ) from error
+    cache = KvCache(draft, memory, wanted.page_tokens, dtype)
+    host = HostMemory(0, cache.page_shape, cache.dtype)
+    return KvStorage(replace(wanted, device_pages=num_pages), memory, cache, host, None)

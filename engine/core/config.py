@@ -40,8 +40,12 @@ class EngineConfig:
     """
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
-    page_tokens: int = 16
-    """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster."""
+    page_tokens: int | None = None
+    """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster.
+
+    None means 16. For a model with recurrent layers, whose pages hold a state each, it means a number for which the state is
+    no larger than keys and values, but at most 512.
+    """
     device_bytes: int | None = None
     """Bytes of KV and adapters together on the device; at least one full context and the smallest adapter.
 
@@ -155,6 +159,15 @@ class EngineConfig:
     """Bytes of earlier answers from which drafts are taken, over all isolation domains. A domain never drafts from
     another domain's answers.
     """
+
+    draft_from_texts: bool = True
+    """Whether drafts come from prompts, earlier answers and predictions too. False is for measurements."""
+    draft_model: Path | None = None
+    """The folder of a small model with the vocabulary of `model`, which drafts where that is measured to pay; None for
+    drafts from text alone. It runs on the same device.
+    """
+    draft_kv_bytes: int = 256 * 2**20
+    """Bytes of the draft model's KV on the device, for running requests, beside `device_bytes`."""
 
     def kernels_for(self, part: KernelPart) -> str:
         """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest.

@@ -9,6 +9,7 @@ from typing import Any
 
 from graftwork.engine.core.events import CacheReport
 from graftwork.engine.core.expert_shapes import ExpertShapes
+from graftwork.engine.core.layer_modules import LayerModules
 from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.metrics import counter, gauge
 
@@ -32,7 +33,8 @@ class EngineDescription:
     """The pair (out_features, in_features) of each LoRA target.
 
     The targets are q_proj, k_proj, v_proj, o_proj, and those of the MLP: gate_proj, up_proj and down_proj of dense
-    layers; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of routed layers.
+    layers; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of routed layers; in_proj and
+    out_proj of recurrent layers.
     """
     max_lora_rank: int
     page_tokens: int
@@ -49,6 +51,8 @@ class EngineDescription:
     """Counts the upgrades of what engines serve under this model name. Engines of one generation agree in all of it."""
     experts: ExpertShapes | None = None
     """The sizes and names of the model's experts; None if no layer is routed."""
+    modules: LayerModules | None = None
+    """The names of the layers' modules, and which layers are recurrent; None if the names are those of Llama."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:
@@ -75,8 +79,10 @@ def _start(phase: str) -> dict[str, Any]:
     return gauge("engine_start_seconds", "Seconds of the engine's start, by phase.", phase=phase)
 
 
-def _drafts(result: str) -> dict[str, Any]:
-    return counter("draft_tokens", "Guessed tokens by what came of them.", result=result)
+def _drafts(drafter: str, result: str) -> dict[str, Any]:
+    return counter(
+        "draft_tokens", "Guessed tokens by who guessed them and what came of them.", drafter=drafter, result=result
+    )
 
 
 def _lora_rows(path: str) -> dict[str, Any]:
@@ -213,11 +219,15 @@ class EngineStats(EngineCounters):
     fallback_lora: int = field(default=0, metadata=_fallback("lora"))
     fallback_sampler: int = field(default=0, metadata=_fallback("sampler"))
     fallback_graphs: int = field(default=0, metadata=_fallback("graphs"))
-    forced_drafts: int = field(default=0, metadata=_drafts("forced"))
+    forced_drafts: int = field(default=0, metadata=_drafts("grammar", "forced"))
     """Accepted draft tokens that a grammar dictated. A verified draft token is either forced, accepted or rejected."""
-    accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))
+    accepted_drafts: int = field(default=0, metadata=_drafts("lookup", "accepted"))
     """Accepted draft tokens that a lookup guessed."""
-    rejected_drafts: int = field(default=0, metadata=_drafts("rejected"))
+    rejected_drafts: int = field(default=0, metadata=_drafts("lookup", "rejected"))
+    """Rejected draft tokens that no draft model guessed."""
+    model_accepted_drafts: int = field(default=0, metadata=_drafts("model", "accepted"))
+    """Accepted draft tokens that the draft model guessed."""
+    model_rejected_drafts: int = field(default=0, metadata=_drafts("model", "rejected"))
     adapter_copy_bytes: int = 0
     """Bytes of the copies of adapters that lie side by side, for products over several adapters."""
     memory_weights: int = field(default=0, metadata=_memory("weights"))
@@ -233,7 +243,7 @@ class EngineStats(EngineCounters):
     memory_grammars: int = field(default=0, metadata=_memory("grammars"))
     """Cached compiled grammars."""
     memory_drafts: int = field(default=0, metadata=_memory("drafts"))
-    """Earlier answers from which drafts are taken."""
+    """Earlier answers from which drafts are taken, and, if the device is the CPU, the draft model's KV."""
     memory_workspace: int = field(default=0, metadata=_memory("workspace"))
     """Freed memory that the process keeps for the tensors of the next step."""
     memory_other: int = field(default=0, metadata=_memory("other"))
@@ -242,6 +252,8 @@ class EngineStats(EngineCounters):
     """As `memory_weights`, on a GPU. The memory of the CUDA context itself is in no figure."""
     gpu_kv: int = field(default=0, metadata=_gpu("device_kv"))
     gpu_adapters: int = field(default=0, metadata=_gpu("adapters"))
+    gpu_drafts: int = field(default=0, metadata=_gpu("drafts"))
+    """The draft model's KV."""
     gpu_workspace: int = field(default=0, metadata=_gpu("workspace"))
     """What torch holds for the tensors of steps."""
     start_imports_s: float = field(default=0.0, metadata=_start("imports"))
@@ -273,9 +285,9 @@ class EngineStats(EngineCounters):
     @property
     def drafted_tokens(self) -> int:
         """The number of draft tokens that the model has verified (accepted or rejected) since the engine's start."""
-        return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
+        return self.accepted_tokens + self.rejected_drafts + self.model_rejected_drafts
 
     @property
     def accepted_tokens(self) -> int:
         """The number of draft tokens that became part of an answer since the engine's start."""
-        return self.forced_drafts + self.accepted_drafts
+        return self.forced_drafts + self.accepted_drafts + self.model_accepted_drafts

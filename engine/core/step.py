@@ -106,6 +106,8 @@ class RequestSlice:
 
     The plan is made before that token is known. It is the only token of the slice, and `token_ids` is empty.
     """
+    place: int = 0
+    """The request's place in the batch: a number that no other running request has, from 0 on."""
 
     num_tokens: int = field(init=False, repr=False, compare=False)
     num_drafts: int = field(init=False, repr=False, compare=False)

@@ -18,6 +18,7 @@ from typing import TypeVar
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import EngineEvent, TokensGenerated
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
+from graftwork.engine.core.reports import RequestReports
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.core.stats import EngineDescription, EngineStats
@@ -236,6 +237,10 @@ class FleetClient:
         if not found:
             raise no_engine(self._problems()) if self.demand is None else self.demand.ask()
         return merged_description(found[0], found[1:])
+
+    def report_to(self, reports: RequestReports) -> None:
+        """Notes the events of all requests that are sent from now on, those of each engine apart."""
+        self.membership.report_to(reports)
 
     async def stalled_s(self) -> float:
         return min(await self._ask_all(lambda member: member.client.stalled_s()))

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.load import NO_LOAD, EngineLoad
+from graftwork.engine.core.reports import ReportingClient, RequestReports
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Conflict, Unavailable
 from graftwork.platform.ids import FIRST_GENERATION
@@ -108,6 +109,11 @@ class Member:
         self.idle = asyncio.Event()
         """Is set while the engine works on no request of this gateway."""
         self.idle.set()
+
+    def report_to(self, reports: RequestReports) -> None:
+        """Notes what the engine reports about requests that are sent from now on."""
+        if isinstance(self.client, ReportingClient):
+            self.client.report_to(reports)
 
     @property
     def replica_id(self) -> str:

@@ -17,6 +17,7 @@ from itertools import count
 
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
+from graftwork.engine.core.reports import NO_REPORTS, RequestReports
 from graftwork.engine.fleet.members import (
     Connect,
     Member,
@@ -75,6 +76,7 @@ class Membership:
         """Is called when the source says that a member drains."""
         self.may_hand_over: Callable[[int], bool] = lambda requests: True
         """Says whether so many requests may move at once, because their engine is silent."""
+        self._reports: RequestReports = NO_REPORTS
         self._next_ready = asyncio.Event()
         """Is set when a member becomes ready. A new event then replaces it."""
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -101,6 +103,12 @@ class Membership:
             raise
         await asyncio.gather(*(self._look(member) for member in self.members.values()))
         self._listening = asyncio.create_task(self._listen(), name="fleet-silence")
+
+    def report_to(self, reports: RequestReports) -> None:
+        """Lets all members, and those that come, note what their engines report."""
+        self._reports = reports
+        for member in self.members.values():
+            member.report_to(reports)
 
     def count(self, replica_id: str) -> ReplicaCounters:
         """Returns the counters of a replica, to add to them."""
@@ -175,6 +183,7 @@ class Membership:
             if replica_id not in self.members:
                 member = self.members[replica_id] = Member(place, self._connect)
                 member.client.follow_load(partial(self._note_pushed, member))
+                member.report_to(self._reports)
 
     def _note_draining(self, member: Member) -> None:
         member.is_draining = member.place.is_draining

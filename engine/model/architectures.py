@@ -11,6 +11,7 @@ from typing import Any
 
 from graftwork.engine.model.block import LLAMA_BLOCK, BlockSpec, NormKind, NormTensors
 from graftwork.engine.model.experts import ExpertRules
+from graftwork.engine.model.recurrence import RecurrenceRules
 from graftwork.engine.model.rope_config import LLAMA_ROPE, RopeRules
 
 _QKV = ("q_proj", "k_proj", "v_proj")
@@ -48,6 +49,8 @@ class RopeRule(Enum):
     """Layers without a window rotate nothing."""
     BY_LAYER_TYPE = auto()
     """Layers with a window have settings of their own."""
+    BY_POSITION_TYPE = auto()
+    """All layers with attention, if `position_embedding_type` is "rope"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,10 @@ class ModelVariant:
     """The setting that says whether heads are normalised, where the architecture alone does not."""
     experts: ExpertRules | None = None
     """How routed layers are described; None if the architecture has none."""
+    recurrence: RecurrenceRules | None = None
+    """How recurrent layers are described; None if the architecture has none."""
+    intermediate_setting: str = "intermediate_size"
+    """The setting that has the width of the dense MLP."""
     draft_layers_settings: tuple[str, ...] = ()
     """The names of the setting that counts layers for drafts, whose tensors follow those of the model and are not used."""
     scales: Mapping[str, ScaleSetting] = field(default_factory=dict)
@@ -100,6 +107,19 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
 }
 """The values that transformers uses for absent settings in all architectures."""
 
+GRANITE_SCALES = {
+    "embedding": ScaleSetting("embedding_multiplier"),
+    "residual": ScaleSetting("residual_multiplier"),
+    "attention": ScaleSetting("attention_multiplier"),
+    "logits": ScaleSetting("logits_scaling", -1.0),
+}
+GRANITE_DEFAULTS = {
+    "max_position_embeddings": 2048,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 _GEMMA_SCALES = {
     "embedding": ScaleSetting("hidden_size", 0.5),
     "attention": ScaleSetting("query_pre_attn_scalar", -0.5),
@@ -161,19 +181,8 @@ VARIANTS: Mapping[str, ModelVariant] = {
     "GraniteForCausalLM": ModelVariant(
         model_type="granite",
         biased_by_setting={"attention_bias": _ATTENTION, "mlp_bias": _MLP},
-        scales={
-            "embedding": ScaleSetting("embedding_multiplier"),
-            "residual": ScaleSetting("residual_multiplier"),
-            "attention": ScaleSetting("attention_multiplier"),
-            "logits": ScaleSetting("logits_scaling", -1.0),
-        },
-        defaults={
-            "max_position_embeddings": 2048,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
+        scales=GRANITE_SCALES,
+        defaults=GRANITE_DEFAULTS,
     ),
     "Olmo2ForCausalLM": ModelVariant(
         model_type="olmo2",

@@ -13,6 +13,8 @@ The default of each field is Llama. architectures.py lists the values of each ar
 from dataclasses import dataclass
 from enum import StrEnum
 
+from graftwork.engine.core.layer_modules import LayerModules
+
 
 class NormKind(StrEnum):
     """How a norm computes, and where it rounds to the model's dtype. The values name them in kernels too."""
@@ -70,6 +72,8 @@ class BlockSpec:
     """Whether the MLP has the same input as attention."""
     joined_groups: tuple[str, ...] = ()
     """The groups of projections that the checkpoint holds as one tensor, such as "qkv" for `qkv_proj`."""
+    modules: LayerModules | None = None
+    """The names of the layers' modules, where they are not those of Llama. Which layers are recurrent follows later."""
 
 
 LLAMA_BLOCK = BlockSpec()

@@ -6,16 +6,18 @@ setting.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from graftwork.engine.core.layer_modules import LayerModules
 from graftwork.engine.model.architectures import COMMON_DEFAULTS, ModelVariant
 from graftwork.engine.model.block import LLAMA_BLOCK, NO_SCALES, Activation, BlockSpec, Scales
 from graftwork.engine.model.expert_architectures import SERVED_VARIANTS
 from graftwork.engine.model.expert_settings import read_experts
 from graftwork.engine.model.experts import ExpertsConfig
-from graftwork.engine.model.layer_kinds import read_kinds, read_ropes, read_windows
+from graftwork.engine.model.layer_kinds import read_kinds, read_recurrence, read_ropes, read_windows
+from graftwork.engine.model.recurrence import RecurrenceConfig
 from graftwork.engine.model.rope_config import LongScaling, RopeConfig
 from graftwork.engine.model.settings import positive, refuse_unknown, refused, whole
 from graftwork.engine.quantization.published import read_quantization
@@ -28,6 +30,9 @@ _ACTIVATIONS = {
     "gelu": Activation.GELU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
 }
+
+
+_PAGE_TOKENS, _MOST_PAGE_TOKENS = 16, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class ModelConfig:
     scales: Scales = NO_SCALES
     experts: ExpertsConfig | None = None
     """The routed layers; None if all layers have a dense MLP."""
+    recurrence: RecurrenceConfig | None = None
+    """The recurrent layers; None if all layers have attention."""
     draft_layers: int = 0
     """Layers of the checkpoint behind those of the model, which transformers and this engine leave out."""
     quantization: Quantization | None = None
@@ -86,8 +93,52 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     def kv_page_bytes(self, page_tokens: int, item_bytes: int) -> int:
-        """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers."""
-        return 2 * self.num_layers * page_tokens * self.kv_width * item_bytes
+        """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers, and the
+        recurrent state after them.
+        """
+        layer_bytes = 2 * page_tokens * self.kv_width * item_bytes
+        return self.page_layers(layer_bytes) * layer_bytes
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values."""
+        return tuple(layer for layer in range(self.num_layers) if not self.is_recurrent(layer))
+
+    @property
+    def page_tokens(self) -> int:
+        """The number of tokens in a KV page, if nobody chooses another.
+
+        With recurrent layers it is a power of two for which the state that a page holds is no larger than its keys and values
+        in bf16, but at most 512: a prompt continues only from whole pages.
+        """
+        if self.recurrence is None:
+            return _PAGE_TOKENS
+        token_bytes = 4 * len(self.kv_layers) * self.kv_width
+        sizes = (_PAGE_TOKENS << doubled for doubled in range(5))
+        return next((size for size in sizes if size * token_bytes >= self.recurrence.state_bytes), _MOST_PAGE_TOKENS)
+
+    def page_layers(self, layer_bytes: int) -> int:
+        """Returns of how many parts of `layer_bytes` a KV page consists: the recurrent state takes the first ones, and
+        the keys and values of each layer with attention take one.
+        """
+        return self.state_parts(layer_bytes) + len(self.kv_layers)
+
+    def state_parts(self, layer_bytes: int) -> int:
+        """Returns how many parts of `layer_bytes` hold the recurrent state after one token. A part has two halves, for
+        keys and for values, and each layer's state is in one half.
+        """
+        if self.recurrence is None:
+            return 0
+        most_in_a_half = -(-len(self.recurrence.layers) // 2) * self.recurrence.layer_state_bytes
+        return -(-2 * most_in_a_half // layer_bytes)
+
+    @property
+    def modules(self) -> LayerModules | None:
+        """The names of the layers' modules; None if they are those of Llama."""
+        found = self.block.modules
+        if found is None or self.recurrence is None:
+            return found
+        return replace(found, recurrent_layers=self.recurrence.layers)
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
@@ -96,6 +147,8 @@ class ModelConfig:
         Those of the MLP are absent if no layer has them. The experts' own are not among them.
         """
         found = self._attention_shapes
+        if self.recurrence is not None:
+            found |= self.recurrence.target_shapes(self.hidden_size)
         if self.experts is None or len(self.experts.shapes.layers) < self.num_layers:
             found |= self._dense_shapes
         return found if self.experts is None else found | self.experts.target_shapes
@@ -113,9 +166,16 @@ class ModelConfig:
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, int]]:
         """Returns those of `target_shapes` that one layer has."""
+        found = self._attention_shapes
+        if self.recurrence is not None and self.is_recurrent(layer):
+            found = self.recurrence.target_shapes(self.hidden_size)
         if self.experts is not None and self.is_routed(layer):
-            return self._attention_shapes | self.experts.target_shapes
-        return self._attention_shapes | self._dense_shapes
+            return found | self.experts.target_shapes
+        return found | self._dense_shapes
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Returns whether a layer has a recurrent state in place of keys and values."""
+        return self.recurrence is not None and layer in self.recurrence.layers
 
     def is_routed(self, layer: int) -> bool:
         """Returns whether a layer has experts in place of a dense MLP."""
@@ -156,18 +216,19 @@ def _read_model_config(folder: Path) -> ModelConfig:
     variant = _variant(found)
     refuse_unknown(found, variant)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
+    recurrence = read_recurrence(raw, variant.recurrence)
+    raw |= {} if variant.recurrence is None else {"layer_types": None}
     _refuse_unsupported(raw, variant)
     heads = whole(raw, "num_attention_heads")
     sizes = {
-        name: whole(raw, name)
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+        name: whole(raw, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
     }
     kinds = read_kinds(raw, variant.window_rule)
     experts = read_experts(raw, variant.experts)
     config = ModelConfig(
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
-        intermediate_size=sizes["intermediate_size"],
+        intermediate_size=whole(raw, variant.intermediate_setting),
         num_layers=sizes["num_hidden_layers"],
         num_heads=heads,
         num_kv_heads=heads if raw.get("num_key_value_heads") is None else whole(raw, "num_key_value_heads"),
@@ -185,10 +246,13 @@ def _read_model_config(folder: Path) -> ModelConfig:
         activation=_ACTIVATIONS[raw[variant.activation_setting]],
         scales=_scales(raw, variant),
         experts=experts,
+        recurrence=recurrence,
         draft_layers=next((whole(raw, name, 0) for name in variant.draft_layers_settings if raw.get(name)), 0),
         quantization=None if experts is not None and experts.is_mxfp4 else read_quantization(found),
     )
     _check_heads(config)
+    if config.recurrence is not None and config.quantization is not None:
+        raise refused("quantized weights of a model with recurrent layers are not served: take its plain weights.")
     if config.experts is not None and config.quantization is not None:
         raise refused(
             "quantized weights of a model with experts are not served, but for MXFP4: take its plain weights."
@@ -214,7 +278,7 @@ def _check_heads(config: ModelConfig) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_float_objects)
     except FileNotFoundError:
         raise InvalidRequest(
             f"{path} does not exist: --model must name a Hugging Face folder.", param="model"
@@ -226,6 +290,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidRequest(f"{path} holds no JSON object: take the model's own file.", param="model")
     return content
+
+
+def _without_float_objects(found: dict[str, Any]) -> Any:
+    """Returns the number that an object of transformers stands for, such as {"__float__": "Infinity"}, which JSON lacks."""
+    return float(found["__float__"]) if found.keys() == {"__float__"} else found
 
 
 def _variant(found: dict[str, Any]) -> ModelVariant:

@@ -3,9 +3,18 @@
 from collections.abc import Mapping
 
 from graftwork.engine.core.expert_shapes import ExpertNames
-from graftwork.engine.model.architectures import VARIANTS, ModelVariant, WindowRule
+from graftwork.engine.core.layer_modules import LayerModules
+from graftwork.engine.model.architectures import (
+    GRANITE_DEFAULTS,
+    GRANITE_SCALES,
+    VARIANTS,
+    ModelVariant,
+    RopeRule,
+    WindowRule,
+)
 from graftwork.engine.model.block import BlockSpec
 from graftwork.engine.model.experts import ExpertRules, ExpertTensors, RoutedLayers, RouterScore
+from graftwork.engine.model.recurrence import RecurrenceRules
 from graftwork.engine.model.rope_config import RopeRules
 
 _QKV = ("q_proj", "k_proj", "v_proj")
@@ -148,6 +157,48 @@ EXPERT_VARIANTS: Mapping[str, ModelVariant] = {
             "swiglu_limit": 7.0,
         },
         unused=(*_UNUSED, "experts_per_token", "initial_context_length"),
+    ),
+    "GraniteMoeHybridForCausalLM": ModelVariant(
+        model_type="granitemoehybrid",
+        block=BlockSpec(
+            modules=LayerModules(mlp="shared_mlp", gate_up="input_linear", down="output_linear", recurrent="mamba")
+        ),
+        rope_rule=RopeRule.BY_POSITION_TYPE,
+        biased_by_setting={"attention_bias": _ATTENTION, "mamba_proj_bias": ("in_proj", "out_proj")},
+        recurrence=RecurrenceRules(),
+        experts=ExpertRules(
+            count_settings=("num_local_experts",),
+            size_setting="intermediate_size",
+            layers=RoutedLayers.EVERY_LAYER_IF_ANY,
+            score=RouterScore.SOFTMAX_OF_CHOSEN,
+            shared_size_setting="shared_intermediate_size",
+            names=ExpertNames(blocks=("block_sparse_moe",), router="router"),
+            file_names={
+                "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+                "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+                "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+            },
+        ),
+        intermediate_setting="shared_intermediate_size",
+        scales=GRANITE_SCALES,
+        defaults=GRANITE_DEFAULTS
+        | {
+            "position_embedding_type": None,
+            "shared_intermediate_size": 1024,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 11_008,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        only={"time_step_limit": [0.0, float("inf")]},
+        unused=(*_UNUSED, "mamba_chunk_size", "normalization_function", "init_method", "layers_block_type"),
     ),
 }
 """The served architectures with experts, by their name in `architectures` of config.json."""

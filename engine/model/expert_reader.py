@@ -16,9 +16,9 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import MXFP4_BLOCK, ExpertsConfig, ExpertTensors, RouterScore
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, RoutedWeights, SharedWeights
-from graftwork.engine.model.mxfp4 import from_mxfp4
 from graftwork.engine.model.projections import stored_width
 from graftwork.engine.model.weight_reader import TensorSource
+from graftwork.engine.quantization.mxfp4 import from_mxfp4
 
 
 class ExpertReader:
@@ -30,6 +30,7 @@ class ExpertReader:
         self._experts: ExpertsConfig = config.experts
         self._shapes = config.experts.shapes
         self._biased = config.biased_targets
+        self._modules = config.modules
         self._device = device
         self._dtype = dtype
 
@@ -78,7 +79,8 @@ class ExpertReader:
         if shared is None:
             return None
         inner, hidden = shared.intermediate_size, self._shapes.hidden_size
-        module = f"{prefix}.{names.shared}"
+        modules = self._modules
+        module = f"{prefix}.{names.shared}" if modules is None else f"{prefix.rpartition('.')[0]}.{modules.mlp}"
         gate_up = [self._read(f"{module}.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]
         down = self._read(f"{module}.down_proj.weight", hidden, inner)
         gate = self._padded(f"{prefix}.{names.shared_gate}", "shared_gate", self._dtype) if shared.has_gate else None

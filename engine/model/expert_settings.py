@@ -24,7 +24,7 @@ def read_experts(raw: Mapping[str, Any], rules: ExpertRules | None) -> ExpertsCo
     """Returns what a config.json says of routed layers; None if no layer is routed."""
     if rules is None:
         return None
-    layers = tuple(layer for layer, routed in enumerate(_routed(raw, rules.layers)) if routed)
+    layers = tuple(layer for layer, routed in enumerate(_routed(raw, rules)) if routed)
     if not layers:
         return None
     shapes = ExpertShapes(
@@ -48,6 +48,7 @@ def read_experts(raw: Mapping[str, Any], rules: ExpertRules | None) -> ExpertsCo
         if rules.is_clamped
         else None,
         is_mxfp4=is_mxfp4,
+        file_names=rules.file_names,
     )
 
 
@@ -60,12 +61,14 @@ def _count(raw: Mapping[str, Any], rules: ExpertRules) -> int:
     return next(iter(given.values()))
 
 
-def _routed(raw: Mapping[str, Any], rule: RoutedLayers) -> list[bool]:
+def _routed(raw: Mapping[str, Any], rules: ExpertRules) -> list[bool]:
     """Returns whether each layer is routed."""
     num_layers = whole(raw, "num_hidden_layers")
-    match rule:
+    match rules.layers:
         case RoutedLayers.EVERY_LAYER:
             return [True] * num_layers
+        case RoutedLayers.EVERY_LAYER_IF_ANY:
+            return [whole(raw, rules.count_settings[0], least=0) > 0] * num_layers
         case RoutedLayers.AFTER_FIRST:
             num_dense = whole(raw, "first_k_dense_replace", least=0)
             return [layer >= num_dense for layer in range(num_layers)]

@@ -10,7 +10,7 @@ Never imports torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from graftwork.engine.core.expert_shapes import LLAMA_EXPERTS, ExpertNames, ExpertShapes
@@ -38,6 +38,8 @@ class RoutedLayers(Enum):
     """Each `decoder_sparse_step`th layer, but not those of `mlp_only_layers`."""
     AFTER_FIRST = auto()
     """All layers but the first `first_k_dense_replace`."""
+    EVERY_LAYER_IF_ANY = auto()
+    """All layers, unless the number of experts is 0."""
 
 
 class ExpertTensors(Enum):
@@ -94,6 +96,8 @@ class ExpertsConfig:
     """The experts' activation; None means that of the model."""
     is_mxfp4: bool = False
     """Whether the checkpoint holds the experts' projections as MXFP4."""
+    file_names: Mapping[str, str] = field(default_factory=dict)
+    """By the end of a tensor's name in files, the end that it is read by."""
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
@@ -138,6 +142,8 @@ class ExpertRules:
     tensors: ExpertTensors = ExpertTensors.ROWS
     names: ExpertNames = LLAMA_EXPERTS
     may_be_mxfp4: bool = False
+    file_names: Mapping[str, str] = field(default_factory=dict)
+    """By the end of a tensor's name in published files, the end of its name in transformers."""
 
     @property
     def settings(self) -> frozenset[str]:
@@ -153,6 +159,7 @@ class ExpertRules:
 
 _OF_LAYERS: Mapping[RoutedLayers, tuple[str, ...]] = {
     RoutedLayers.EVERY_LAYER: (),
+    RoutedLayers.EVERY_LAYER_IF_ANY: (),
     RoutedLayers.BY_STEP: ("decoder_sparse_step", "mlp_only_layers"),
     RoutedLayers.AFTER_FIRST: ("first_k_dense_replace",),
 }

@@ -1,4 +1,4 @@
-"""Reads from a config.json which layers have a sliding window, and which rotary embedding each layer has.
+"""Reads from a config.json which layers have a window, which are recurrent, and the rotary embedding of each layer.
 
 Never imports torch. A window is read from the architecture's rule and from `layer_types`; a file in which the two
 contradict each other is refused.
@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftwork.engine.model.architectures import ModelVariant, RopeRule, WindowRule
+from graftwork.engine.model.recurrence import RecurrenceConfig, RecurrenceRules
 from graftwork.engine.model.rope_config import RopeConfig, read_rope_config, read_rope_of_kind
 from graftwork.engine.model.settings import refused, whole
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_IS_RECURRENT = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
+"""The kinds of layers beside recurrent ones in `layer_types`, in the words of newer and older files."""
+_NO_ROPE = (None, "nope")
 _FREE_RULES = (
     WindowRule.EARLY_EVEN_LAYERS,
     WindowRule.LATER_LAYERS,
@@ -62,8 +66,61 @@ def read_ropes(raw: Mapping[str, Any], kinds: tuple[str, ...], variant: ModelVar
             rotates = [kind == SLIDING for kind in kinds]
         case RopeRule.EVERY_LAYER:
             rotates = [True] * len(kinds)
+        case RopeRule.BY_POSITION_TYPE:
+            rotates = [_has_positions(raw)] * len(kinds)
     rope = read_rope_config(raw, variant.rope)
     return tuple(rope if rotated else None for rotated in rotates)
+
+
+def _has_positions(raw: Mapping[str, Any]) -> bool:
+    """Returns whether the layers with attention have a rotary embedding, by `position_embedding_type`."""
+    given = raw.get("position_embedding_type")
+    if given not in (*_NO_ROPE, "rope"):
+        raise refused(f"position_embedding_type must be 'rope', 'nope' or null, not {given!r}.")
+    return given == "rope"
+
+
+def read_recurrence(raw: Mapping[str, Any], rules: RecurrenceRules | None) -> RecurrenceConfig | None:
+    """Returns what a config.json says of recurrent layers; None if it has none.
+
+    Raises InvalidRequest if a setting contradicts another. The error names it.
+    """
+    layers = () if rules is None else _recurrent_layers(raw)
+    if rules is None or not layers:
+        return None
+    num_heads, num_groups = whole(raw, rules.heads_setting), whole(raw, rules.groups_setting)
+    width = whole(raw, rules.expansion_setting) * whole(raw, "hidden_size")
+    given = raw.get(rules.head_dim_setting)
+    head_dim = width // num_heads if given in (None, "auto") else whole(raw, rules.head_dim_setting)
+    if head_dim * num_heads != width or num_heads % num_groups:
+        raise refused(
+            f"{rules.heads_setting} {num_heads} times {rules.head_dim_setting} {head_dim} must be "
+            f"{rules.expansion_setting} times hidden_size, which is {width}, and {rules.groups_setting} {num_groups} must "
+            "divide the heads."
+        )
+    return RecurrenceConfig(
+        layers=layers,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=num_groups,
+        state_size=whole(raw, rules.state_setting),
+        conv_tokens=whole(raw, rules.conv_setting, least=2),
+        has_conv_bias=bool(raw.get(rules.conv_bias_setting)),
+    )
+
+
+def _recurrent_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the recurrent layers. Without `layer_types`, all are, as in transformers."""
+    count, given = whole(raw, "num_hidden_layers"), raw.get("layer_types") or raw.get("layers_block_type")
+    kinds = ["linear_attention"] * count if given is None else given
+    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= _IS_RECURRENT.keys():
+        raise refused(
+            f"layer_types must be one of {', '.join(_IS_RECURRENT)} for each of {count} layers, not {kinds!r}."
+        )
+    layers = tuple(layer for layer, kind in enumerate(kinds) if _IS_RECURRENT[kind])
+    if len(layers) == count:
+        raise refused("layer_types must name at least one layer with attention: models without one are not served.")
+    return layers
 
 
 def _slides(raw: Mapping[str, Any], rule: WindowRule, layer: int) -> bool:

@@ -25,6 +25,10 @@ _ATTENTION_GROUPS = (
     ProjectionGroup("qkv", ("q_proj", "k_proj", "v_proj")),
     ProjectionGroup("o", ("o_proj",)),
 )
+_RECURRENT_GROUPS = (
+    ProjectionGroup("recurrent_in", ("in_proj",)),
+    ProjectionGroup("recurrent_out", ("out_proj",)),
+)
 _DENSE_GROUPS = (
     ProjectionGroup("gate_up", ("gate_proj", "up_proj")),
     ProjectionGroup("down", ("down_proj",)),
@@ -35,7 +39,7 @@ _ROUTED_GROUPS = (
     ProjectionGroup("shared_down", ("shared_down_proj",)),
     ProjectionGroup("shared_gate", ("shared_gate",)),
 )
-GROUPS = (*_ATTENTION_GROUPS, *_DENSE_GROUPS, *_ROUTED_GROUPS)
+GROUPS = (*_ATTENTION_GROUPS, *_RECURRENT_GROUPS, *_DENSE_GROUPS, *_ROUTED_GROUPS)
 """The groups that decoder layers have, in the order in which they are computed. No layer has all of them."""
 
 EXPERT_GROUPS = ("experts_gate_up", "experts_down")
@@ -49,15 +53,18 @@ HEAD = ProjectionGroup("head", ("lm_head",))
 
 
 def joined_projections(model: ModelConfig) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Returns the groups that the model's files hold as one tensor: its name, such as `qkv_proj`, and for each of its
-    projections the name and the number of rows.
+    """Returns the tensors of the model's files that hold projections under another name than the projections' own: the
+    name, such as `qkv_proj` or `shared_mlp.input_linear`, and for each projection in it the name and the number of rows.
     """
-    shapes = model.target_shapes
-    return {
-        f"{group.name}_proj": tuple((target, shapes[target][0]) for target in group.targets)
-        for group in GROUPS
-        if group.name in model.block.joined_groups
-    }
+    shapes, modules = model.target_shapes, model.block.modules
+    targets = {f"{group.name}_proj": group.targets for group in GROUPS if group.name in model.block.joined_groups}
+    if modules is not None:
+        targets |= {f"{modules.mlp}.{name}": inside for name, inside in modules.targets.items()}
+
+    def rows(target: str) -> int:
+        return (shapes.get(target) or shapes[f"shared_{target}"])[0]
+
+    return {name: tuple((target, rows(target)) for target in inside) for name, inside in targets.items()}
 
 
 def layer_groups(model: ModelConfig, layer: int) -> tuple[ProjectionGroup, ...]:

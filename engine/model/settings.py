@@ -117,4 +117,6 @@ def _read_by(variant: ModelVariant) -> frozenset[str]:
     settings = {variant.activation_setting, variant.epsilon_setting, *variant.unused, *scales}
     settings |= {*variant.draft_layers_settings} | ({variant.qk_norm_setting} if variant.qk_norm_setting else set())
     settings |= variant.experts.settings if variant.experts is not None else set()
+    settings |= variant.recurrence.settings if variant.recurrence is not None else set()
+    settings |= {variant.intermediate_setting}
     return frozenset(settings | {*variant.defaults, *variant.biased_by_setting, *variant.only})

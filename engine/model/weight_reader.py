@@ -34,7 +34,9 @@ class Part:
 
 
 Joined = Mapping[str, tuple[tuple[str, int], ...]]
-"""By the name of a joined projection, such as `qkv_proj`: its projections in order, each with its number of rows."""
+"""By the name of a joined projection, such as `qkv_proj`: its projections in order, each with its number of rows. The
+name may begin with that of the module around it, as in `shared_mlp.input_linear`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,16 @@ class TensorSource(Protocol):
 class WeightReader:
     """Reads single tensors from the weight files of a model folder, by name."""
 
-    def __init__(self, folder: Path, joined: Joined | None = None, quantization: Quantization | None = None) -> None:
-        """Reads the files' headers. Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
+    def __init__(
+        self,
+        folder: Path,
+        joined: Joined | None = None,
+        quantization: Quantization | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Reads the files' headers. `renamed` has, by the end of a tensor's name in the files, the end that it is read by.
+
+        Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
         self._joined = joined or {}
         self._quantization = quantization
@@ -79,7 +89,7 @@ class WeightReader:
                 for name in sorted(tensors.keys()):
                     module = name.rpartition(".")[0]
                     joined_here = {} if self._is_stored_quantized(module) else self._joined
-                    self._stored_by_name.update(_places(path, name, joined_here))
+                    self._stored_by_name.update(_places(path, name, joined_here, renamed or {}))
         self._unread = {name for name in self._stored_by_name if not self._is_unused(name)}
 
     def __contains__(self, name: str) -> bool:
@@ -124,10 +134,13 @@ class WeightReader:
         """
         parent, _, target = module.rpartition(".")
         for name, members in self._joined.items():
+            around, _, own_name = name.rpartition(".")
+            if around not in ("", parent.rpartition(".")[2]):
+                continue
             start = 0
             for member, rows in members:
                 if member == target:
-                    return f"{parent}.{name}", start, sum(each for _, each in members)
+                    return f"{parent}.{own_name}", start, sum(each for _, each in members)
                 start += rows
         return module, 0, None
 
@@ -177,15 +190,20 @@ class WeightReader:
         return tensor
 
 
-def _places(path: Path, name: str, joined: Joined) -> Iterator[tuple[str, _Stored]]:
+def _places(path: Path, name: str, joined: Joined, renamed: Mapping[str, str]) -> Iterator[tuple[str, _Stored]]:
     """Yields the tensors that a stored tensor holds, by name."""
+    for end, other in renamed.items():
+        if name.endswith(f".{end}"):
+            yield name.removesuffix(end) + other, _Stored(path, name)
+            return
     prefix, _, last = name.rpartition(".")
     parent, _, module = prefix.rpartition(".")
-    if module not in joined:
+    members = joined.get(module) or joined.get(f"{parent.rpartition('.')[2]}.{module}")
+    if members is None:
         yield name, _Stored(path, name)
         return
-    start, num_rows = 0, sum(rows for _, rows in joined[module])
-    for target, rows in joined[module]:
+    start, num_rows = 0, sum(rows for _, rows in members)
+    for target, rows in members:
         yield f"{parent}.{target}.{last}", _Stored(path, name, start, num_rows)
         start += rows
 

@@ -4,7 +4,7 @@ Owns the weights. Linear layers with the same input, such as q, k and v, are joi
 tensor in the folder: a tensor that the model does not use is an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from graftwork.engine.model.expert_reader import ExpertReader
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER, joined_projections
+from graftwork.engine.model.recurrent_weights import RecurrentWeights, read_recurrent_weights
 from graftwork.engine.model.weight_reader import TensorSource, WeightReader
 from graftwork.engine.quantization.linear import LinearWeight, QuantizedLinear, StepKinds
 from graftwork.platform.errors import InvalidRequest
@@ -26,18 +27,20 @@ class LayerWeights:
     """The weights of one decoder layer. Linear layers with the same input, such as q, k and v, are joined into one.
 
     A norm is None if the layer has none in its place (see block.py). Norms are of the model's dtype or fp32, by NormKind.
+    A recurrent layer has its recurrent part in the place of attention.
     """
 
     attention_norm: torch.Tensor | None  # [hidden], of attention's input
-    qkv: AnyLinear  # [query + 2 * kv_width, hidden]
+    qkv: AnyLinear  # [query + 2 * kv_width, hidden]; in_proj of a recurrent layer
     qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: a row for each query head, then each key head
-    output: AnyLinear  # [hidden, query]
+    output: AnyLinear  # [hidden, query]; out_proj of a recurrent layer
     mlp_norm: torch.Tensor | None  # [hidden], of the MLP's input
     mlp: MlpWeights
     attention_post_norm: torch.Tensor | None = None  # [hidden], of attention's output
     mlp_post_norm: torch.Tensor | None = None  # [hidden], of the MLP's output
     wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None = None  # [query] and [kv_width]
     sinks: torch.Tensor | None = None  # [heads] fp32, one logit of each head (see BlockSpec.has_sinks)
+    recurrent: RecurrentWeights | None = None  # None for a layer with attention
 
     @property
     def norms(self) -> tuple[torch.Tensor, ...]:
@@ -48,7 +51,8 @@ class LayerWeights:
     @property
     def others(self) -> tuple[torch.Tensor, ...]:
         """All tensors of the layer that belong to no linear layer."""
-        return (*self.norms, *self.mlp.others, *(() if self.sinks is None else (self.sinks,)))
+        recurrent = () if self.recurrent is None else self.recurrent.tensors
+        return (*self.norms, *self.mlp.others, *recurrent, *(() if self.sinks is None else (self.sinks,)))
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -57,8 +61,9 @@ class LayerWeights:
 
     def group(self, name: str) -> AnyLinear:
         """Returns one joined linear layer by its name, such as "qkv", "o" or "gate_up" (see projections.py)."""
-        attention = {"qkv": self.qkv, "o": self.output}.get(name)
-        return self.mlp.group(name) if attention is None else attention
+        names = ("qkv", "o") if self.recurrent is None else ("recurrent_in", "recurrent_out")
+        mixer = dict(zip(names, (self.qkv, self.output), strict=True)).get(name)
+        return self.mlp.group(name) if mixer is None else mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,8 @@ class DecoderWeights:
 
 def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
     """Opens the weight files of a model. `config` is the whole model. Raises InvalidRequest as WeightReader does."""
-    return WeightReader(folder, joined_projections(config), config.quantization)
+    renamed = None if config.experts is None else config.experts.file_names
+    return WeightReader(folder, joined_projections(config), config.quantization, renamed)
 
 
 def load_decoder_weights(
@@ -215,6 +221,8 @@ class _TensorReader:
         def norm(name: str | None) -> torch.Tensor | None:
             return None if name is None else self.norm(f"{prefix}.{name}", self.config.hidden_size)
 
+        if self.config.is_recurrent(index):
+            return self.recurrent_layer(index, norm)
         return LayerWeights(
             attention_norm=norm(block.norms.before_attention),
             qkv=self.fused(attention, "q_proj", "k_proj", "v_proj"),
@@ -228,10 +236,29 @@ class _TensorReader:
             sinks=self.read(f"{attention}.sinks", self.config.num_heads).float() if block.has_sinks else None,
         )
 
+    def recurrent_layer(self, index: int, norm: Callable[[str | None], torch.Tensor | None]) -> LayerWeights:
+        """Reads a recurrent layer. `norm` reads one of its norms."""
+        config, names = self.config, self.config.block.norms
+        assert config.recurrence is not None
+        assert config.modules is not None, "an architecture with recurrent layers names its modules"
+        prefix = f"model.layers.{index}.{config.modules.recurrent}"
+        return LayerWeights(
+            attention_norm=norm(names.before_attention),
+            qkv=self.fused(prefix, "in_proj"),
+            qk_norm=None,
+            output=self.fused(prefix, "out_proj"),
+            mlp_norm=norm(names.before_mlp),
+            mlp=self.mlp(index),
+            attention_post_norm=norm(names.after_attention),
+            mlp_post_norm=norm(names.after_mlp),
+            recurrent=read_recurrent_weights(self.reader, prefix, config.recurrence, self.device, self.dtype),
+        )
+
     def mlp(self, index: int) -> MlpWeights:
         if self.config.is_routed(index):
             return ExpertReader(self.reader, self.config, self.device, self.dtype).layer(index)
-        prefix = f"model.layers.{index}.mlp"
+        modules = self.config.modules
+        prefix = f"model.layers.{index}.{'mlp' if modules is None else modules.mlp}"
         return DenseWeights(self.fused(prefix, "gate_proj", "up_proj"), self.fused(prefix, "down_proj"))
 
     def qk_norm(self, prefix: str) -> torch.Tensor:

@@ -18,6 +18,7 @@ from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS, FreezeLimits
+from graftwork.engine.core.reports import NO_REPORTS, RequestReports, note_event
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
@@ -78,6 +79,7 @@ class GrpcEngineClient:
         self._stalled_s = 0.0
         self._is_closed = False
         self._forecasts = FirstTokenForecasts(clock or SystemClock())
+        self._reports: RequestReports = NO_REPORTS
         self._followers: list[Callable[[EngineLoad], None]] = [self._forecasts.note]
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
@@ -128,7 +130,7 @@ class GrpcEngineClient:
         if self._watch.is_stuck:
             raise _stuck()
         self._forecasts.check(request)
-        conversation = self._open_conversation()
+        conversation, report = self._open_conversation(), self._reports.begin(request)
         inbox = await conversation.submit(request)
         self._forecasts.sent(request)
         self._watch.start()
@@ -145,14 +147,20 @@ class GrpcEngineClient:
                         self._forecasts.refused(request)
                     if isinstance(event, GraftworkError):
                         raise event
+                note_event(report, event)
                 yield event
         finally:
+            report.end()
             if timer is not None:
                 timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
     def refuse_if_late(self, line: str, deadline_s: float) -> None:
         self._forecasts.check_line(line, deadline_s)
+
+    def report_to(self, reports: RequestReports) -> None:
+        """Notes the events of all requests that are sent from now on."""
+        self._reports = reports
 
     def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
         """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""

@@ -30,6 +30,7 @@ from graftwork.engine.core.events import (
     TokensGenerated,
 )
 from graftwork.engine.core.expert_shapes import ExpertShapes
+from graftwork.engine.core.layer_modules import LayerModules
 from graftwork.engine.core.load import NO_LOAD, EngineLoad
 from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import (
@@ -243,10 +244,11 @@ def error_from_wire(failed: wire.Failed) -> GraftworkError:
 
 def description_to_wire(description: EngineDescription) -> wire.Description:
     fields = asdict(description)
-    shapes, experts = fields.pop("target_shapes"), fields.pop("experts")
+    shapes, experts, modules = (fields.pop(name) for name in ("target_shapes", "experts", "modules"))
     return wire.Description(
         **fields,
         experts_json="" if experts is None else json.dumps(experts),
+        modules_json="" if modules is None else json.dumps(modules),
         target_shapes=[
             wire.TargetShape(target=target, out_features=out_features, in_features=in_features)
             for target, (out_features, in_features) in shapes.items()
@@ -274,6 +276,7 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         epoch=message.epoch if message.HasField("epoch") else None,
         generation=message.generation or FIRST_GENERATION,
         experts=ExpertShapes.from_json(json.loads(message.experts_json)) if message.experts_json else None,
+        modules=LayerModules.from_json(json.loads(message.modules_json)) if message.modules_json else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Computes the forward pass of a decoder over a flat batch: the tokens of all requests of a step, one after another.
 
-Owns the order of operations in a layer. Only attention and the write of KV know which tokens belong to one request, and
-only LoRA knows which tokens use one adapter. All other operations see [num_tokens, features]. Never branches by
+Owns the order of operations in a layer. Only attention, recurrence and the write of KV know which tokens belong to one
+request, and only LoRA knows which tokens use one adapter. All other operations see [num_tokens, features]. Never branches by
 architecture or by device: models differ in their weights and their configuration, devices in their RowOps.
 """
 
@@ -15,6 +15,7 @@ from graftwork.engine.attention.backend import StepAttention
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
+from graftwork.engine.recurrence.layers import RecurrentLayers, StepRecurrence
 from graftwork.engine.runner.input_batch import BatchTensors
 from graftwork.engine.runner.mlp import build_mlp
 from graftwork.engine.runner.row_ops import RowOps, StepRows
@@ -27,19 +28,30 @@ class _Step:
     rows: StepRows
     attention: StepAttention
     lora: StepLora
+    recurrence: StepRecurrence | None
+    """None if the model has no recurrent layers."""
 
 
 class Decoder:
     """Holds a model's weights and computes its forward pass. A forward pass changes only the KV cache."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, rows: RowOps, on_layer: Callable[[], None]
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        rows: RowOps,
+        on_layer: Callable[[], None],
+        recurrent: RecurrentLayers | None = None,
     ) -> None:
-        """`on_layer` is called before each layer, so that others can see that a long step advances."""
+        """`on_layer` is called before each layer, so that others can see that a long step advances. `recurrent` computes
+        the recurrent layers, if the model has some.
+        """
         self.config = config
         self.weights = weights
         self.rows = rows
         self._on_layer = on_layer
+        self._recurrent = recurrent
+        self._mixers = [self._attention if one.recurrent is None else self._recurrence for one in weights.layers]
         self._mlps = [build_mlp(config, layer.mlp, index, rows) for index, layer in enumerate(weights.layers)]
         self._is_parallel = config.block.is_parallel
         self._embedding_scale = _embedding_scale(config, weights.embedding.dtype)
@@ -56,12 +68,13 @@ class Decoder:
         lora.change_embedding(hidden, batch.token_ids)
         if self._embedding_scale is not None:
             hidden *= self._embedding_scale
-        step = _Step(rows.plan(batch), attention, lora)
+        recurrence = None if self._recurrent is None else self._recurrent.plan(batch.attention)
+        step = _Step(rows.plan(batch), attention, lora, recurrence)
         first = layers[0].attention_norm
         x = hidden if first is None else rows.norm(hidden, first)
         for index, layer in enumerate(layers):
             self._on_layer()
-            delta = self._attention(x, layer, index, step)
+            delta = self._mixers[index](x, layer, index, step)
             hidden, after = rows.add_norm(hidden, delta, layer.mlp_norm, layer.attention_post_norm)
             delta = self._mlps[index](x if self._is_parallel else after, lora)
             if index + 1 < len(layers):
@@ -97,6 +110,15 @@ class Decoder:
         mixed = step.attention.attend(index, query)  # [num_tokens, query]
         output = layer.output(mixed)
         step.lora.add_deltas(output, mixed, index, "o")
+        return output
+
+    def _recurrence(self, x: torch.Tensor, layer: LayerWeights, index: int, step: _Step) -> torch.Tensor:
+        assert step.recurrence is not None
+        projected = layer.qkv(x)  # [num_tokens, input_width]
+        step.lora.add_deltas(projected, x, index, "recurrent_in")
+        mixed = step.recurrence.mix(index, projected)  # [num_tokens, width]
+        output = layer.output(mixed)
+        step.lora.add_deltas(output, mixed, index, "recurrent_out")
         return output
 
 

@@ -16,6 +16,7 @@ from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
 from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import RequestId
 
 
@@ -26,8 +27,7 @@ class PageGrower:
         self,
         kv_cache: KvCacheManager,
         running: Mapping[RequestId, RequestState],
-        page_tokens: int,
-        max_running: int,
+        limits: SchedulerLimits,
         preempt: Callable[[RequestState], bool],
     ) -> None:
         """`preempt` offloads a running request and removes it from `running` before it returns. It returns False, and
@@ -35,8 +35,9 @@ class PageGrower:
         """
         self._kv_cache = kv_cache
         self._running = running
-        self._page_tokens = page_tokens
-        self._max_running = max_running
+        self._page_tokens = limits.page_tokens
+        self._max_running = limits.max_running
+        self._drafts_fill_pages = limits.drafts_fill_pages
         self._preempt = preempt
         self.starved: set[RequestId] = set()
         """Running requests that lack a page for their next token."""
@@ -90,9 +91,11 @@ class PageGrower:
     def fit_draft(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[int, ...]:
         """Allocates the pages that a request lacks for the draft tokens `drafted`. Preempts no request.
 
-        Returns the first draft tokens, as many as there are pages for.
+        Returns the first draft tokens, as many as there are pages for, and as may stand in them.
         """
         known = len(state.token_ids)
+        if not self._drafts_fill_pages:
+            drafted = drafted[: self._page_tokens - 1 - known % self._page_tokens]
         missing = pages_for(known + len(drafted), self._page_tokens) - len(state.pages)
         if not drafted or missing <= 0:
             return drafted

@@ -81,10 +81,9 @@ class Scheduler:
         self._candidates = Candidates(self._waiting, adapters, grammars, recorder)
         self.requests = RequestTables(self._waiting)
         self._running, self._by_id = self.requests.running, self.requests.by_id
+        self._free_places = list(range(limits.max_running))
         self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
-        self._page_grower = PageGrower(
-            kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt_if_landed
-        )
+        self._page_grower = PageGrower(kv_cache, self._running, limits, self._preempt_if_landed)
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens, limits.max_batch_tokens)
         self.deadlines = DeadlineAdmission(limits, self.requests, kv_cache, self.step_times, clock)
@@ -219,6 +218,7 @@ class Scheduler:
         for digest in state.request.adapter_digests:
             self._adapters.pin(digest)
         self._running[state.request_id] = state
+        state.place = self._free_places.pop()
         self._meter.start(state)
         error = self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
         if error is not None:
@@ -374,11 +374,13 @@ class Scheduler:
         """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
         self._meter.end(state)
         del self._running[state.request_id]
+        self._free_places.append(state.place)
         self._page_grower.starved.discard(state.request_id)
         state.pages = []
         state.slices_in_flight.clear()
         state.overlapped_loads.clear()
         self._grammars.close(state.request_id)
+        self.speculator.leave_batch(state.request_id)
         self._steps.release((), state.request.adapter_digests)
 
     def check_integrity(self) -> None:
@@ -390,4 +392,6 @@ class Scheduler:
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         self.requests.check_integrity()
+        places = [*self._free_places, *(state.place for state in self._running.values())]
+        assert sorted(places) == list(range(len(places))), "a place in the batch is taken twice or lost"
         assert self._page_grower.starved <= self._running.keys()

@@ -14,8 +14,10 @@ from graftwork.engine.core.step import StepPlan
 from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.speculative.draft import DraftConstraint, Drafter
-from graftwork.engine.speculative.draft_budget import DraftBackoff, StepCost, budget_drafts
+from graftwork.engine.speculative.draft_budget import DraftBackoff, DraftBudget, StepCost, budget_drafts
+from graftwork.engine.speculative.draft_model import DraftContext, DraftModel
 from graftwork.engine.speculative.lookup import NGRAM_LENGTHS, AnswerCache, AnswerLookup, PromptLookup
+from graftwork.engine.speculative.model_drafter import DraftTask, ModelDrafter
 from graftwork.engine.speculative.prediction import PredictionFollower
 from graftwork.engine.speculative.request_drafts import NO_DRAFT, AcceptanceRates, DraftCounts, RequestDrafts
 from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
@@ -35,6 +37,8 @@ class DraftLimits:
     """The most draft tokens of one request in one step."""
     cache_bytes: int = 0
     """The most bytes of memory for earlier answers from which tokens are drafted, over all cache scopes."""
+    looks_up: bool = True
+    """Whether tokens are drafted from texts and predictions."""
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
@@ -57,9 +61,10 @@ class Speculator:
         clock: Clock,
         constraint_of: Callable[[RequestState], DraftConstraint | None] = lambda state: None,
         recorder: StepRecorder = NO_RECORDER,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`constraint_of` returns the limits that a request's grammar sets for its drafts; None without a grammar.
-        `recorder` is told how long the drafts of traced requests took.
+        `recorder` is told how long the drafts of traced requests took. Without `draft_model`, drafts come from text alone.
         """
         self._limits = limits
         self._clock = clock
@@ -69,6 +74,8 @@ class Speculator:
         self.cost = StepCost()
         """Estimates the duration of a step from its number of rows (the tokens that it computes)."""
         self._backoff = DraftBackoff()
+        self.model_drafter = None if draft_model is None else ModelDrafter(draft_model, clock, self.cost)
+        """Drafts with the draft model; None without one."""
         self._cache = AnswerCache(limits.cache_bytes)
         self._timer = StepTimer(clock)
         self._step_rows: deque[int | None] = deque()
@@ -89,25 +96,44 @@ class Speculator:
         `states` are the requests that generate a token in this step. The result leaves out requests without a draft.
         Nothing is drafted after a token in flight, because drafts are chosen by the tokens before them.
         """
+        known = [state for state in states if not state.num_tokens_in_flight]
         if not states or not self._limits.max_draft_tokens:
             return {}
-        if not self._backoff.should_draft(len(states)) and not any(map(_brings_a_prediction, states)):
-            return {}
-        known = [state for state in states if not state.num_tokens_in_flight]
-        if not known:
+        looks_up = self._backoff.should_draft(len(states)) or any(map(_brings_a_prediction, states))
+        model = self.model_drafter
+        guesses = model is not None and model.should_draft(len(states)) and not only_certain
+        if not known or not (looks_up or guesses):
             return {}
         began_at = self._clock.monotonic()
-        asked = [(state, self._drafts_of(state)) for state in known]
-        most = self._limits.max_draft_tokens
-        survivals = [self._propose(state, drafts, min(most, state.max_draft_tokens())) for state, drafts in asked]
-        budget = budget_drafts(survivals, self.cost.seconds, spare_rows, only_certain=only_certain)
-        took = self._clock.monotonic() - began_at
-        self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
+        tasks = [self._task(state, looks_up=looks_up) for state in known]
+        budget = self._budget(tasks, spare_rows, only_certain=only_certain)
+        if looks_up:
+            took = self._clock.monotonic() - began_at
+            self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
+        if model is not None and guesses:
+            spent = model.draft(tasks, budget)
+            budget = self._budget(tasks, spare_rows, spent) if spent is not None else budget
         return {
-            state.request_id: drafts.draft.first(length).token_ids
-            for (state, drafts), length in zip(asked, budget.lengths, strict=True)
+            state.request_id: task.drafts.draft.first(length).token_ids
+            for state, task, length in zip(known, tasks, budget.lengths, strict=True)
             if length
         }
+
+    def _task(self, state: RequestState, *, looks_up: bool) -> DraftTask:
+        drafts, most = self._drafts_of(state), min(self._limits.max_draft_tokens, state.max_draft_tokens())
+        drafts.draft = drafts.forced = NO_DRAFT
+        chances = self._propose(state, drafts, most) if looks_up else []
+        context = DraftContext(state.request_id, state.token_ids, (), state.request.sampling, state.seed)
+        return DraftTask(context, drafts, most if state.request.uses_lookups else 0, chances)
+
+    def _budget(
+        self, tasks: list[DraftTask], spare_rows: int, spent: float = 0.0, *, only_certain: bool = False
+    ) -> DraftBudget:
+        """Returns how many tokens of each draft the step verifies, after `spent` seconds for the drafts."""
+        survivals = [task.chances for task in tasks]
+        return budget_drafts(
+            survivals, lambda rows: self.cost.seconds(rows) + spent, spare_rows, only_certain=only_certain
+        )
 
     def _propose(self, state: RequestState, drafts: RequestDrafts, most: int) -> list[float]:
         if not state.request.traced:
@@ -121,15 +147,26 @@ class Speculator:
         """Returns whether the next step, if it generates tokens for `num_requests` requests, would verify drafts if there
         are any.
         """
-        return num_requests > 0 and self._limits.max_draft_tokens > 0 and not self._backoff.pauses(num_requests)
+        if not num_requests or not self._limits.max_draft_tokens:
+            return False
+        return not self._backoff.pauses(num_requests) or (
+            self.model_drafter is not None and not self.model_drafter.pauses(num_requests)
+        )
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:
         """Learns from the result of a step, which verified `num_verified` draft tokens of the request.
 
         The request has got `num_taken` new tokens from this step.
         """
+        if self.model_drafter is not None and num_taken:
+            self.model_drafter.learn(state.request_id, state.token_ids[-num_taken:])
         if state.drafts is not None and state.drafts.draft is not NO_DRAFT:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
+
+    def leave_batch(self, request_id: RequestId) -> None:
+        """Drops the KV that the draft model keeps of a request which has ended or was preempted."""
+        if self.model_drafter is not None:
+            self.model_drafter.forget(request_id)
 
     def finish(self, state: RequestState) -> DraftReport:
         """Keeps the answer of a finished request, so that later requests of the same domain (tenant) and adapters can
@@ -160,7 +197,7 @@ class Speculator:
 
     def _begin(self, state: RequestState) -> RequestDrafts:
         token_ids, expected = state.token_ids, state.request.prediction_token_ids
-        if not state.request.uses_lookups:
+        if not (state.request.uses_lookups and self._limits.looks_up):
             return RequestDrafts(token_ids, state.stop_token_ids, AcceptanceRates(self._rates), lookups=())
         prediction = PredictionFollower(token_ids, expected, state.num_prompt) if expected else None
         lookups: list[Drafter] = [] if prediction is None else [prediction]
@@ -192,8 +229,10 @@ class Speculator:
             self.cost.record(num_rows, seconds)
 
     def check_integrity(self) -> None:
-        """Checks that the cache of earlier answers is within its limit in bytes."""
+        """Checks that the cache of earlier answers is within its limit in bytes, and the memory of the draft model."""
         self._cache.check_integrity()
+        if self.model_drafter is not None:
+            self.model_drafter.check_integrity()
 
 
 def _brings_a_prediction(state: RequestState) -> bool:

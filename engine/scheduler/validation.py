@@ -37,6 +37,10 @@ class SchedulerLimits:
     target_itl_s: float | None = None
     """The longest duration of a step with decoding requests, in seconds; None sets no limit. See step_time.py."""
 
+    drafts_fill_pages: bool = True
+    """Whether a draft token may be the last token of a page. Not if a full page must have the state after its last token,
+    because the state after draft tokens is known only when they are accepted.
+    """
     min_run_steps: int = 8
     """A request that has got a place in the batch keeps it for this many steps at least, whoever else waits. So a place is
     not handed back and forth: the KV of a preempted request is copied to the host and back.

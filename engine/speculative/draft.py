@@ -20,6 +20,8 @@ class DraftSource(StrEnum):
     """Earlier tokens of the request's own prompt and answer."""
     CACHE = "cache"
     """Earlier answers to requests of the same domain (usually one tenant) with the same adapters."""
+    MODEL = "model"
+    """A draft model: a small model with the vocabulary of the served one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,10 @@ class DraftSpan:
     """Consecutive draft tokens (guessed next tokens of a request) from one source."""
 
     source: DraftSource
-    match_length: int
-    """The number of tokens right before the span that also occur right before the place where the span was found."""
+    evidence: int
+    """How sure the source is. For text that was found: the number of tokens right before the span that also occur right
+    before the place where it was found. For a draft model: the odds of the token by its own probability p, p / (1 - p).
+    """
     token_ids: tuple[int, ...]
 
 
@@ -53,7 +57,7 @@ class Draft:
         for span in self.spans:
             kept = span.token_ids[:num_tokens]
             if kept:
-                spans.append(DraftSpan(span.source, span.match_length, kept))
+                spans.append(DraftSpan(span.source, span.evidence, kept))
             num_tokens -= len(kept)
         return Draft(tuple(spans))
 

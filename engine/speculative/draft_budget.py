@@ -17,7 +17,7 @@ from math import sqrt
 
 _CERTAIN = 0.95
 """The least probability at which a draft token is nearly certain to be accepted."""
-_LEAST_GAIN = 0.1
+LEAST_GAIN = 0.1
 """The least gain in tokens per second, as a fraction, for which drafts are verified. The estimates are not more exact
 than that.
 """
@@ -59,7 +59,7 @@ def budget_drafts(
     for count, (chance, _) in enumerate(ranked[: max(spare_rows, 0)], start=1):
         expected_tokens += chance
         tokens_per_second = expected_tokens / seconds(num_rows + count)
-        if tokens_per_second > max(best, (1 + _LEAST_GAIN) * without_drafts):
+        if tokens_per_second > max(best, (1 + LEAST_GAIN) * without_drafts):
             best, num_taken = tokens_per_second, count
     lengths = [0] * len(survivals)
     for _, index in ranked[:num_taken]:
@@ -75,40 +75,71 @@ _LEAST_RATIO = 2.0
 
 
 _LONGEST_PAUSE = 64
-"""The most steps without drafting."""
+"""The most steps of a pause."""
+
+
+class Pause:
+    """A pause of some steps. Each pause is twice as long as the one before, up to 64 steps, unless a longer one is asked
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+        """The length of the present pause, in steps."""
+        self._steps_left = 0
+        self._least = 0
+        self._batch_size = 0
+        """Requests in the batch when the pause began."""
+
+    def is_over(self, num_requests: int = 1) -> bool:
+        """Counts a step, which generates tokens for `num_requests` requests. Returns whether there is no pause in it.
+
+        A pause ends early if the number of requests falls to half of what it was when the pause began.
+        """
+        if self._ends_early(num_requests):
+            self.end()
+        self._steps_left = max(self._steps_left - 1, 0)
+        return self._steps_left == 0
+
+    def lasts(self, num_requests: int = 1) -> bool:
+        """Returns whether the next call of `is_over` will return False. Changes nothing."""
+        return self._steps_left > 1 and not self._ends_early(num_requests)
+
+    def begin(self, num_requests: int = 1, least: int = 0) -> None:
+        """Begins a pause, of twice the length of the one before, and at least of `least` steps."""
+        self._length = min(max(2 * self._length, 2), _LONGEST_PAUSE)
+        self._steps_left, self._least, self._batch_size = max(self._length, least), least, num_requests
+
+    def shorten(self) -> None:
+        """Cuts the pause to the least steps that were asked for, and the next one too."""
+        self._length = 0
+        self._steps_left = min(self._steps_left, self._least)
+
+    def end(self) -> None:
+        """Ends the pause. The next one will be short."""
+        self._length = self._steps_left = self._batch_size = 0
+
+    def _ends_early(self, num_requests: int) -> bool:
+        return 2 * num_requests <= self._batch_size
 
 
 class DraftBackoff:
-    """Pauses drafting while drafts take more time than they save. Each pause is twice as long as the one before."""
+    """Pauses drafting while drafts take more time than they save."""
 
     def __init__(self) -> None:
         self._gain = 0.2
         """Average gain of drafts, as a fraction of a step's tokens."""
         self._cost = 0.0
         """Average time to choose drafts, as a fraction of a step's time."""
-        self._pause = 0
-        """The length of the present pause, in steps."""
-        self._steps_left = 0
-        self._batch_size = 0
-        """Requests in the batch when the pause began."""
+        self._pause = Pause()
 
     def should_draft(self, num_requests: int) -> bool:
-        """Returns whether to draft in this step, which generates tokens for `num_requests` requests.
-
-        Call it once a step. A pause ends early if the number of requests falls to half of what it was when the pause
-        began.
-        """
-        if self._ends_early(num_requests):
-            self._pause = self._steps_left = self._batch_size = 0
-        self._steps_left = max(self._steps_left - 1, 0)
-        return self._steps_left == 0
+        """Returns whether to draft in this step, which generates tokens for `num_requests` requests. Call it once a step."""
+        return self._pause.is_over(num_requests)
 
     def pauses(self, num_requests: int) -> bool:
         """Returns whether the next call of `should_draft` will return False. Changes nothing."""
-        return self._steps_left > 1 and not self._ends_early(num_requests)
-
-    def _ends_early(self, num_requests: int) -> bool:
-        return 2 * num_requests <= self._batch_size
+        return self._pause.lasts(num_requests)
 
     def record(self, num_requests: int, gain: float, cost: float) -> None:
         """Records what drafting for one step has given and cost.
@@ -118,9 +149,10 @@ class DraftBackoff:
         """
         self._gain += _SMOOTHING * (gain - self._gain)
         self._cost += _SMOOTHING * (cost - self._cost)
-        is_worth_it = self._gain >= _LEAST_RATIO * self._cost
-        self._pause = 0 if is_worth_it else min(max(2 * self._pause, 2), _LONGEST_PAUSE)
-        self._steps_left, self._batch_size = self._pause, num_requests
+        if self._gain >= _LEAST_RATIO * self._cost:
+            self._pause.end()
+        else:
+            self._pause.begin(num_requests)
 
 
 _MEMORY = 0.995
@@ -148,6 +180,11 @@ class StepCost:
         self._variance = 0.0
         self._covariance = 0.0
         self._scatter = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a step has been recorded. Before, the unit of the estimates is arbitrary."""
+        return self._weight > 0
 
     def seconds(self, num_rows: int) -> float:
         """Returns the expected duration, in seconds, of a step that computes `num_rows` tokens.

@@ -1,14 +1,13 @@
 """Makes the drafts (guessed next tokens) of one request, and estimates how often draft tokens are accepted.
 
 Owns the request's drafters, the draft that the running step verifies, and the acceptance rates. There is one rate for
-each source of draft tokens and each range of match lengths (how many tokens right before the draft also occur in the
-source). Never changes the request's tokens.
+each source of draft tokens and each range of evidence (see DraftSpan). Never changes the request's tokens.
 
 Each rate is a running average. The engine's rates start from rough guesses, and a request's rates start from the
 engine's rates. So a request whose drafts fail soon drafts less, and a request that starts to quote a tool result soon
 drafts more.
 
-A span is consecutive draft tokens from one source. All its tokens use the match length at its start.
+A span is consecutive draft tokens from one source. All its tokens use the evidence at its start.
 """
 
 from dataclasses import dataclass, field
@@ -25,9 +24,10 @@ _PRIORS: dict[DraftSource, tuple[float, ...]] = {
     DraftSource.PREDICTION: (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.95),
     DraftSource.SESSION: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
     DraftSource.CACHE: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
+    DraftSource.MODEL: (0.3, 0.5, 0.65, 0.8, 0.9, 0.93, 0.97),
 }
-"""The acceptance rates before any observation, by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
-and more.
+"""The acceptance rates before any observation, by bucket of evidence: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and
+more.
 """
 
 
@@ -45,8 +45,7 @@ _PRIOR_WEIGHT = 8
 class AcceptanceRates:
     """Measures how often draft tokens are accepted. Each rate is a running average.
 
-    There is one rate for each source of draft tokens and each range of match lengths. The match length is how many
-    tokens right before the draft also occur in the source.
+    There is one rate for each source of draft tokens and each range of evidence (see DraftSpan).
     """
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:
@@ -58,13 +57,12 @@ class AcceptanceRates:
         self._counts = {name: [_PRIOR_WEIGHT] * (_LAST_BUCKET + 1) for name in _PRIORS}
         self._memory = _ENGINE_MEMORY if inherited is None else _REQUEST_MEMORY
 
-    def rate(self, source: DraftSource, match_length: int) -> float:
+    def rate(self, source: DraftSource, evidence: int) -> float:
         """Returns the probability that a draft token is accepted if all draft tokens before it were accepted.
 
-        `source` is the token's source. `match_length` is how many tokens right before the draft also occur in this
-        source.
+        `source` and `evidence` are those of its span.
         """
-        return self._rates[source][_bucket(match_length)]
+        return self._rates[source][_bucket(evidence)]
 
     def survival(self, draft: Draft) -> list[float]:
         """Returns one probability for each token of a draft: that this token and all draft tokens before it are
@@ -73,27 +71,27 @@ class AcceptanceRates:
         chances: list[float] = []
         chance = 1.0
         for span in draft.spans:
-            rate = self.rate(span.source, span.match_length)
+            rate = self.rate(span.source, span.evidence)
             for _ in span.token_ids:
                 chance *= rate
                 chances.append(chance)
         return chances
 
-    def record(self, source: DraftSource, match_length: int, *, is_accepted: bool) -> None:
+    def record(self, source: DraftSource, evidence: int, *, is_accepted: bool) -> None:
         """Records whether one verified draft token was accepted.
 
         The rates of a request also pass this on to the rates of the engine.
         """
-        bucket = _bucket(match_length)
+        bucket = _bucket(evidence)
         counts, rates = self._counts[source], self._rates[source]
         counts[bucket] = min(counts[bucket] + 1, self._memory)
         rates[bucket] += (is_accepted - rates[bucket]) / counts[bucket]
         if self._inherited is not None:
-            self._inherited.record(source, match_length, is_accepted=is_accepted)
+            self._inherited.record(source, evidence, is_accepted=is_accepted)
 
 
-def _bucket(match_length: int) -> int:
-    return min(match_length.bit_length(), _LAST_BUCKET)
+def _bucket(evidence: int) -> int:
+    return min(evidence.bit_length(), _LAST_BUCKET)
 
 
 NO_DRAFT = Draft()
@@ -109,11 +107,22 @@ class DraftCounts:
     """The number of draft tokens that became part of the answer."""
     forced: int = 0
     """The number of accepted draft tokens that a grammar forced."""
+    model_drafted: int = 0
+    """The number of verified draft tokens that a draft model guessed."""
+    model_accepted: int = 0
+    """The number of accepted draft tokens that a draft model guessed."""
+
+    @property
+    def model_rejected(self) -> int:
+        """The number of verified draft tokens that a draft model guessed and that did not become part of an answer."""
+        return self.model_drafted - self.model_accepted
 
     def add(self, other: "DraftCounts") -> None:
         self.drafted += other.drafted
         self.accepted += other.accepted
         self.forced += other.forced
+        self.model_drafted += other.model_drafted
+        self.model_accepted += other.model_accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +144,8 @@ class RequestDrafts:
     counts: DraftCounts = field(default_factory=DraftCounts)
     draft: Draft = NO_DRAFT
     """The draft that was chosen last. The next step verifies its first tokens."""
+    forced: Draft = NO_DRAFT
+    """The tokens that the grammar forced when `propose` was called last. Every draft begins with them."""
 
     def propose(self, max_tokens: int) -> list[float]:
         """Chooses a draft of up to `max_tokens` tokens and stores it in `draft`.
@@ -145,11 +156,11 @@ class RequestDrafts:
         """
         for drafter in self.lookups:
             drafter.observe()
-        start = self._forced(max_tokens)
+        self.forced = start = self._forced(max_tokens)
         self.draft, best = start, self.rates.survival(start)
         for drafter in self.lookups:
             span = drafter.propose(start.token_ids, max_tokens - len(start)) if len(start) < max_tokens else None
-            draft = start if span is None else self._possible(Draft((*start.spans, span)))
+            draft = start if span is None else self.possible(Draft((*start.spans, span)))
             chances = self.rates.survival(draft)
             if sum(chances) > sum(best):
                 self.draft, best = draft, chances
@@ -159,7 +170,7 @@ class RequestDrafts:
         token_ids = () if self.constraint is None else self.constraint.forced_token_ids(max_tokens)
         return Draft((DraftSpan(DraftSource.GRAMMAR, 0, token_ids),)) if token_ids else NO_DRAFT
 
-    def _possible(self, draft: Draft) -> Draft:
+    def possible(self, draft: Draft) -> Draft:
         """Cuts a draft after its first stop token, and before the first token that the constraint does not allow."""
         if not self.stop_token_ids.isdisjoint(draft.token_ids):
             ends_at = next(index for index, token in enumerate(draft.token_ids) if token in self.stop_token_ids)
@@ -177,14 +188,20 @@ class RequestDrafts:
         right: list[DraftSpan] = []
         for (span, guess), token in zip(drafted[: max(num_verified, 1)], added, strict=False):
             is_right = guess == token
-            self.rates.record(span.source, span.match_length, is_accepted=is_right)
+            self.rates.record(span.source, span.evidence, is_accepted=is_right)
             if not is_right:
                 break
             right.append(span)
         accepted = right[:num_verified]
-        forced = sum(span.source is DraftSource.GRAMMAR for span in accepted)
-        self.draft = NO_DRAFT
-        news = DraftCounts(num_verified, len(accepted), forced)
+        guessed = [span for span, _ in drafted[:num_verified]]
+        self.draft = self.forced = NO_DRAFT
+        news = DraftCounts(
+            drafted=num_verified,
+            accepted=len(accepted),
+            forced=_count(accepted, DraftSource.GRAMMAR),
+            model_drafted=_count(guessed, DraftSource.MODEL),
+            model_accepted=_count(accepted, DraftSource.MODEL),
+        )
         self.counts.add(news)
         return news
 
@@ -201,3 +218,7 @@ class RequestDrafts:
             accepted_prediction_tokens=0 if self.prediction is None else self.prediction.num_matched,
             rejected_prediction_tokens=0 if self.prediction is None else self.prediction.num_unmatched,
         )
+
+
+def _count(spans: list[DraftSpan], source: DraftSource) -> int:
+    return sum(span.source is source for span in spans)

@@ -173,6 +173,9 @@ class AuditEntry(Answer):
     object: Literal["audit_entry"] = "audit_entry"
     at: float
     actor: str
+    """Who acted: `admin` for the admin key, the id of a key or a person, or a part of the server."""
+    actor_name: str | None
+    """The e-mail address of a person who acted. Null for others, and for a person who was deleted."""
     action: str
     """The kind of action, such as `tenant.created` or `key.rotated`."""
     tenant_id: str | None

@@ -215,3 +215,67 @@ class Invoice(Answer):
     requests: int
     unpriced: UsageTotals
     """The requests that had no price. They are in no line."""
+
+
+class ComparedUsage(Answer):
+    """All requests of a check with one verdict, with the sums of the ledger's and of the engines' figures by field.
+
+    `agrees`: billed and unbilled figures are what the engines reported. `again`: several engines worked on one answer, and
+    at most what they reported is billed. `interrupted`: the gateway died, and at most what was reported is billed.
+    `nothing`: no engine began. `dropped`: a line of a batch that is done again. `pending`: the request may still run.
+    `more`, `less`, `unreported` and `unbilled` are differences.
+    """
+
+    verdict: Literal[
+        "agrees",
+        "again",
+        "interrupted",
+        "nothing",
+        "dropped",
+        "pending",
+        "more",
+        "less",
+        "unreported",
+        "unbilled",
+    ]
+    is_difference: bool
+    requests: int
+    billed: dict[str, int]
+    """By field: `prompt_tokens`, `cached_tokens`, `host_tokens`, `disk_tokens`, `completion_tokens`, `kv_byte_seconds`,
+    `adapter_bytes` and `engine_us`.
+    """
+    unbilled: dict[str, int]
+    """What the ledger knows and does not bill, such as tokens after a stop string."""
+    reported: dict[str, int]
+    examples: tuple[str, ...]
+    """Up to ten request ids, of a difference."""
+
+
+class SumDifference(Answer):
+    """A field whose sums differ from the requests."""
+
+    field: str
+    sums: int
+    requests: int
+
+
+class EngineTotals(Answer):
+    """What an engine has counted since its start."""
+
+    replica_id: str
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class UsageCheck(Answer):
+    """Whether the usage ledger agrees with what engines have reported, and with its own sums."""
+
+    object: Literal["usage.check"] = "usage.check"
+    start: float
+    """The requests from `start` up to `end`, in unix seconds. It begins with the oldest report that is kept."""
+    end: float
+    differences: int
+    """0 if all agrees."""
+    compared: tuple[ComparedUsage, ...]
+    sums: tuple[SumDifference, ...]
+    engines: tuple[EngineTotals, ...]

@@ -15,7 +15,7 @@ from typing import Literal
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import TenantId
-from graftwork.platform.ledger import repository
+from graftwork.platform.ledger.report_rows import sum_usage
 from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 from graftwork.platform.prices import repository as prices
 from graftwork.platform.prices.price_list import PriceList
@@ -94,7 +94,7 @@ class InvoiceMaker:
         """
         start, end = month_span(month)
         async with self._database.read() as session:
-            summaries = await repository.sum_usage(session, tenant_id, start, end, UsageGroup.PRICE)
+            summaries = await sum_usage(session, tenant_id, start, end, UsageGroup.PRICE)
             lists = await prices.find_price_lists(session, [one.group for one in summaries if one.group is not None])
         lines = invoice_lines(summaries, lists)
         currencies = dict.fromkeys(line.prices.currency for line in lines)

@@ -1,7 +1,8 @@
 """Writes and reads the usage ledger.
 
-Owns the ledger's rows. A row is added once and never deleted, not even when its tenant is deleted. It changes only when
-its tenant is erased: then its adapter loses its name.
+Owns the ledger's rows. A row is added once, and stays when its tenant is deleted. It changes only when its tenant is
+erased: then its adapter loses its name. Rows are deleted when `rollups.py` prunes them, if the operator wants that, and
+after the days for which a tenant's usage is kept.
 Invariant: if the same request id is recorded twice, the second call changes nothing.
 """
 
@@ -11,6 +12,8 @@ from functools import partial
 from graftwork.platform.database import Database
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.platform.ledger import repository
+from graftwork.platform.ledger.report_rows import sum_sessions, sum_usage
+from graftwork.platform.ledger.rollup_rows import DAY_S, delete_sums, erase_names_in_sums, hold_rollup
 from graftwork.platform.ledger.spend_rows import drop_spend_before, erase_spend, find_spent
 from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary
 from graftwork.platform.quotas.budget import Spent
@@ -52,7 +55,7 @@ class UsageMeter:
         result is sorted by group, with the group None last. If `tenant_id` is None, the requests of all tenants count.
         """
         async with self._database.read() as session:
-            summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)
+            summaries = await sum_usage(session, tenant_id, start, end, group_by)
         return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
 
     async def of_sessions(
@@ -62,7 +65,7 @@ class UsageMeter:
         if not session_ids:
             return {}
         async with self._database.read() as session:
-            return await repository.sum_sessions(session, tenant_id, session_ids)
+            return await sum_sessions(session, tenant_id, session_ids)
 
     async def spent(self, owner_ids: Sequence[str], month: str) -> Mapping[str, Spent]:
         """Returns what owners of limits have used in a month such as `2026-11`; owners without use are left out."""
@@ -74,15 +77,20 @@ class UsageMeter:
             await drop_spend_before(session, month_of(now - _KEPT_S))
 
     async def delete_older(self, scope: TenantScope, before: float) -> int:
-        """Deletes the usage rows of a tenant from before a time in Unix seconds. Returns how many. What its limits know of
-        this month stays.
+        """Deletes the usage of a tenant from before the day in UTC of a time in Unix seconds: rows, and their sums. Returns
+        how many. What its limits know of this month stays.
+
+        Only whole days go, so that reports from rows and from sums agree.
         """
+        before = int(before) // DAY_S * DAY_S
         num_deleted, num_rows = 0, _ERASED_PER_TRANSACTION
         while num_rows == _ERASED_PER_TRANSACTION:
             async with self._database.write() as session:
                 num_rows = await repository.delete_older(session, scope, before, _ERASED_PER_TRANSACTION)
             num_deleted += num_rows
-        return num_deleted
+        async with self._database.write() as session:
+            await hold_rollup(session, waits=True)  # no row that is gone gets into the sums later
+            return num_deleted + await delete_sums(session, scope, before)
 
     async def erase(self, scope: TenantScope) -> bool:
         """Erases the names of a deleted tenant's adapters, and what it and its end users have used this month. The records
@@ -94,4 +102,7 @@ class UsageMeter:
         while num_rows == _ERASED_PER_TRANSACTION:
             async with self._database.write() as session:
                 num_rows = await repository.erase_adapter_names(session, scope, _ERASED_PER_TRANSACTION)
+        async with self._database.write() as session:
+            await hold_rollup(session, waits=True)  # what is rolled up from now on has no names
+            await erase_names_in_sums(session, scope)
         return True

@@ -49,6 +49,14 @@ class UsageGroup(StrEnum):
     """Groups by service tier."""
     PRICE = "price"
     """Groups by price list. The group None is all requests without a price."""
+    ORGANISATION = "organisation"
+    """Groups by the organisation that the tenant belonged to when the request began. None is all others' requests."""
+    USER = "user"
+    """Groups by end user, as a digest. The group None is all requests that named no end user."""
+    BATCH = "batch"
+    """Groups by batch. The group None is all requests outside batches."""
+    MODEL = "model"
+    """Groups by the model's name as the callers wrote it, such as `agent@prod`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,11 @@ class UsageEvent:
     """The organisation that the tenant belonged to when the request began."""
     end_user_id: EndUserId | None = None
     """The end user that the request named, as a digest."""
+    batch_id: str | None = None
+    """The batch that the request belongs to."""
+    unbilled_prompt_tokens: int = 0
+    """This and the next: tokens that the engine has reported for the request, and that are not in the figures above."""
+    unbilled_completion_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -113,7 +113,12 @@ METRICS = (
     MetricSpec("vllm:lora_adapter_loaded", "gauge", "1 for each loaded adapter.", ("adapter_name", "level")),
     MetricSpec("vllm:num_gpu_loaded_lora_adapters", "gauge", "Adapters on the device."),
     MetricSpec("vllm:num_cpu_loaded_lora_adapters", "gauge", "Adapters in host memory."),
-    MetricSpec("graftwork_draft_tokens", "counter", "Guessed tokens by what came of them.", ("result",)),
+    MetricSpec(
+        "graftwork_draft_tokens",
+        "counter",
+        "Guessed tokens by who guessed them and what came of them.",
+        ("drafter", "result"),
+    ),
     MetricSpec("graftwork_replica_ready", "gauge", "1 if the engine gets new requests, else 0.", ("replica",)),
     MetricSpec("graftwork_replica_running_requests", "gauge", "Requests in the engine's batch.", ("replica",)),
     MetricSpec("graftwork_replica_waiting_requests", "gauge", "Requests in the engine's queue.", ("replica",)),

@@ -202,8 +202,8 @@ _BUDGETS = Row(
             (Query("max by (replica) (graftwork_replica_queued_tokens)", "{{replica}}"),),
         ),
         Panel(
-            "Drafts by what came of them a second",
-            (Query("sum by (result) (rate(graftwork_draft_tokens_total[5m]))", "{{result}}"),),
+            "Drafts by who guessed and what came of them a second",
+            (Query("sum by (drafter, result) (rate(graftwork_draft_tokens_total[5m]))", "{{drafter}} {{result}}"),),
         ),
         Panel(
             "Part of the time that the device works",

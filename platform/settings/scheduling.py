@@ -2,10 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from graftwork.platform.objectives import Objective, parse_deadlines, parse_objectives
 from graftwork.platform.settings.setting import setting
-from graftwork.platform.settings.values import one_of, parse_fraction, parse_milliseconds, whole
+from graftwork.platform.settings.values import (
+    ModelReference,
+    one_of,
+    parse_bytes,
+    parse_fraction,
+    parse_milliseconds,
+    parse_model,
+    whole,
+)
 
 
 @dataclass(frozen=True)
@@ -44,3 +53,8 @@ class SchedulingSettings:
     """By service tier, what its requests are promised; `/metrics` shows burn rates and error budgets."""
     max_draft_tokens: int = setting(16, whole(0, 256))
     """The most tokens drafted for one request in one step; 0 switches drafting off. Answers stay the same."""
+    draft_model: Path | ModelReference | None = setting(None, parse_model)
+    """A small model with the tokenizer of the served one, which drafts tokens where it is measured to pay: its folder,
+    `hf:ORGANISATION/NAME@REVISION`, or `s3://BUCKET/PREFIX`. None drafts from text alone."""
+    draft_kv_bytes: int | None = setting(None, parse_bytes)
+    """Bytes of device memory for the draft model's KV. None is the engine's default."""

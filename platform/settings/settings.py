@@ -18,6 +18,7 @@ from graftwork.platform.settings.device import DeviceSettings
 from graftwork.platform.settings.fleet import FleetSettings
 from graftwork.platform.settings.gateway import GatewaySettings
 from graftwork.platform.settings.observation import ObservationSettings
+from graftwork.platform.settings.people import PeopleSettings
 from graftwork.platform.settings.scheduling import SchedulingSettings
 from graftwork.platform.settings.setting import parse_field
 from graftwork.platform.settings.storage import StorageSettings
@@ -32,6 +33,7 @@ class Settings(
     FleetSettings,
     StorageSettings,
     BatchSettings,
+    PeopleSettings,
     GatewaySettings,
 ):
     """All settings of the commands `graftwork serve`, `graftwork gateway` and `graftwork engine`."""

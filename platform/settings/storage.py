@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.platform.settings.setting import setting
-from graftwork.platform.settings.values import parse_bytes, parse_path, parse_text
+from graftwork.platform.settings.values import parse_bytes, parse_path, parse_text, whole
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,7 @@ class StorageSettings:
     """A text file, or a folder of text files: system prompts whose KV all tenants may share."""
     public_grammars: Path | None = setting(None, parse_path)
     """A folder of JSON schemas (`.json`) whose compiled grammars all tenants share."""
+    usage_retention_days: int | None = setting(None, whole(62, 36_500))
+    """Days, at least 62, after which the usage of single requests is deleted; their sums stay. None keeps it for ever."""
+    usage_archive_dir: Path | None = setting(None, parse_path)
+    """A folder to which the usage of single requests is written before it is deleted. None writes it nowhere."""

@@ -1,20 +1,22 @@
 """Finds the principal (the authenticated sender) to whom an API key or a console ticket belongs, and signs browsers in.
 
-Owns the digest of the admin key, and the order of the checks: admin key, limit of wrong keys, database.
+Owns the digest of the admin key, and the order of the checks: admin key, limit of wrong keys, database. Tickets of people
+who are operators are checked by `platform/people/operators.py`; those of people in tenants are tickets of their keys.
 Never changes a tenant or a key. A wrong key counts for the client's address (see `keys.py`); a ticket whose time is over
 does not.
 """
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import NotAuthenticated, NotPermitted
 from graftwork.platform.ids import TenantId
 from graftwork.platform.keys.console_tickets import (
+    ADMIN_ID,
     TICKET_EXPIRED,
     ConsoleTicket,
     parse_ticket,
@@ -25,6 +27,8 @@ from graftwork.platform.keys.wrong_keys import WrongKeyLimit
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tenancy.verified_keys import RecentKeys
+
+Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,18 @@ class AdminKey:
         return ticket.csrf_token(self._pepper)
 
 
+class OperatorTickets(Protocol):
+    """Knows the people who are operators."""
+
+    async def find(self, ticket: ConsoleTicket) -> AdminPrincipal | None:
+        """Returns the operator of a ticket whose time was checked, or None."""
+        ...
+
+    async def renew(self, ticket: ConsoleTicket) -> ConsoleTicket | None:
+        """Returns the renewed ticket of an operator, or None."""
+        ...
+
+
 def _always() -> bool:
     return True
 
@@ -78,17 +94,33 @@ class Authenticator:
     """
 
     def __init__(
-        self, tenancy: Tenancy, admin_key: AdminKey, wrong_keys: WrongKeyLimit, recent_keys: RecentKeys
+        self,
+        tenancy: Tenancy,
+        admin_key: AdminKey,
+        wrong_keys: WrongKeyLimit,
+        recent_keys: RecentKeys,
+        clock: Clock,
+        operators: OperatorTickets | None = None,
     ) -> None:
+        """Without `operators`, only the admin key is an operator's."""
         self._tenancy = tenancy
+        self._operators = operators
+        self._clock = clock
         self._admin_key = admin_key
         self._wrong_keys = wrong_keys
         self._recent_keys = recent_keys
 
     @classmethod
-    def of_gateway(cls, tenancy: Tenancy, admin_key: AdminKey, clock: Clock, max_wrong_keys: int) -> Self:
+    def of_gateway(
+        cls,
+        tenancy: Tenancy,
+        admin_key: AdminKey,
+        clock: Clock,
+        max_wrong_keys: int,
+        operators: OperatorTickets | None = None,
+    ) -> Self:
         """Makes the authenticator of one gateway. An address may send `max_wrong_keys` wrong keys at once."""
-        return cls(tenancy, admin_key, WrongKeyLimit(clock, max_wrong_keys), RecentKeys(clock))
+        return cls(tenancy, admin_key, WrongKeyLimit(clock, max_wrong_keys), RecentKeys(clock), clock, operators)
 
     def recent_tenant(self, token: str) -> TenantId | None:
         """Returns the tenant of a key that was right seconds ago, without a read. Use it to refuse, never to allow."""
@@ -100,19 +132,53 @@ class Authenticator:
         Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key, a suspended tenant
         or an address that the key does not allow, and LimitExceeded if the client's address has sent too many wrong keys.
         """
+        found = await self.authenticate_any(token, address)
+        if isinstance(found, AdminPrincipal):
+            message = "An operator cannot act here; use a tenant's key, or act in a tenant."
+            raise NotPermitted(message, code="wrong_key_kind")
+        return found
+
+    async def authenticate_any(self, token: str, address: str) -> Principal | AdminPrincipal:
+        """Returns the principal of a tenant's key or of an operator. Raises the errors of `authenticate`."""
         if self._admin_key.is_right(token):
-            raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
+            return AdminPrincipal()
         await self._wrong_keys.check(address, token)
         try:
-            principal = await self._tenancy.authenticate(token, address)
+            operator = await self._person(token)
+            principal = operator or await self._tenancy.authenticate(token, address)
         except NotAuthenticated as error:
             if error.code != TICKET_EXPIRED:
                 self._wrong_keys.note_wrong(address, token)
                 self._recent_keys.note_wrong(token)
             raise
         self._wrong_keys.note_right(token)
-        self._recent_keys.note_right(token, principal.tenant_id)
+        if isinstance(principal, Principal):
+            self._recent_keys.note_right(token, principal.tenant_id)
         return principal
+
+    async def check_other(self, token: str, address: str, check: Callable[[str], Awaitable[Checked]]) -> Checked:
+        """Returns what `check` finds for a token that others have made, such as an ID token.
+
+        A token that it refuses with NotAuthenticated counts as a wrong key. Raises what `check` raises, and LimitExceeded
+        if the client's address has sent too many wrong keys.
+        """
+        await self._wrong_keys.check(address, token)
+        try:
+            return await check(token)
+        except NotAuthenticated:
+            self._wrong_keys.note_wrong(address, token)
+            raise
+
+    async def _person(self, token: str) -> AdminPrincipal | None:
+        """Returns the person of an operator's ticket; None for any other text. Raises NotAuthenticated as `authenticate`."""
+        ticket = _ticket_of_operator(token)
+        if ticket is None or self._operators is None:
+            return None
+        ticket.check_time(self._clock.now())
+        found = await self._operators.find(ticket)
+        if found is None:
+            raise _sign_in_ended()
+        return found
 
     def recheck(self, principal: Principal | AdminPrincipal, token: str, address: str) -> Callable[[], bool] | None:
         """Returns a function that tells at any later time whether `token`, which has authenticated `principal`, still
@@ -127,31 +193,33 @@ class Authenticator:
         return partial(self._tenancy.still_admits, principal, key_digest(token), address)
 
     async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
-        """Checks that `token` is the admin key.
+        """Returns the operator whose key or ticket `token` is.
 
         Raises NotAuthenticated if the key is wrong, NotPermitted if it is a tenant's key, and LimitExceeded if the
         client's address has sent too many wrong keys.
         """
-        if self._admin_key.is_right(token):
-            return AdminPrincipal()
         try:
-            await self.authenticate(token, address)
+            found = await self.authenticate_any(token, address)
         except NotAuthenticated as error:
-            if error.code == TICKET_EXPIRED:
+            if error.code != NotAuthenticated.default_code:
                 raise
             raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
-        raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
-
-    async def authenticate_any(self, token: str, address: str) -> Principal | AdminPrincipal:
-        """Returns the principal of a tenant's key or of the admin key. Raises the errors of `authenticate`."""
-        return AdminPrincipal() if self._admin_key.is_right(token) else await self.authenticate(token, address)
+        if isinstance(found, Principal):
+            raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
+        return found
 
     async def open_session(self, principal: Principal | AdminPrincipal, token: str) -> ConsoleSession:
         """Returns a new session of the console for a key, or the renewed session for a ticket.
 
         `principal` is whom `token` has authenticated. Raises NotAuthenticated if the key was rotated meanwhile.
         """
-        if isinstance(principal, AdminPrincipal):
+        person = _ticket_of_operator(token)
+        if person is not None and self._operators is not None:
+            renewed = await self._operators.renew(person)
+            if renewed is None:
+                raise _sign_in_ended()
+            ticket = renewed
+        elif isinstance(principal, AdminPrincipal):
             ticket = self._admin_key.ticket_for(token)
         else:
             ticket = await self._tenancy.ticket_for(token)
@@ -170,3 +238,16 @@ class Authenticator:
         return parsed is not None and hmac.compare_digest(
             token.encode("utf-8", "surrogateescape"), self._admin_key.csrf_token(parsed).encode()
         )
+
+
+def _ticket_of_operator(token: str) -> ConsoleTicket | None:
+    """Returns the parts of a ticket of a person who is an operator; None for any other text. Checks nothing."""
+    ticket = parse_ticket(token)
+    is_person = ticket is not None and ticket.kind is KeyKind.ADMIN and ticket.public_id != ADMIN_ID
+    return ticket if is_person else None
+
+
+def _sign_in_ended() -> NotAuthenticated:
+    return NotAuthenticated(
+        "Your sign-in has ended: your role was taken back, or you are suspended.", code="access_ended"
+    )

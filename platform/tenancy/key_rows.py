@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.ids import KeyId, PersonId, TenantId
 from graftwork.platform.pagination import Page, PageRequest, cut
 from graftwork.platform.tenancy.repository import page_of
 from graftwork.platform.tenancy.tables import AccessChangesRow, ApiKeyRow
@@ -42,6 +42,7 @@ async def add_key(session: WriteSession, key: ApiKey) -> None:
             allowed_ips=None if key.allowed_ips is None else list(key.allowed_ips),
             created_at=key.created_at,
             expires_at=key.expires_at,
+            person_id=key.person_id,
         )
     )
     await session.flush()
@@ -51,6 +52,26 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
     statement = select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
     row = await session.scalar(statement)
     return _key(row) if row else None
+
+
+async def find_person_key(session: ReadSession, person_id: PersonId, tenant_id: TenantId) -> ApiKey | None:
+    """Returns the key with which a person acts in a tenant, also if it is closed."""
+    row = await session.scalar(
+        select(ApiKeyRow).where(ApiKeyRow.person_id == person_id, ApiKeyRow.tenant_id == tenant_id)
+    )
+    return _key(row) if row else None
+
+
+async def list_person_keys(session: ReadSession, person_id: PersonId) -> list[ApiKey]:
+    """Returns the keys with which a person acts in tenants, also those that are closed."""
+    rows = await session.scalars(select(ApiKeyRow).where(ApiKeyRow.person_id == person_id).order_by(ApiKeyRow.id))
+    return [_key(row) for row in rows]
+
+
+async def find_people_of_tenant(session: ReadSession, tenant_id: TenantId) -> list[PersonId]:
+    """Returns the people who have a key of a tenant."""
+    found = select(ApiKeyRow.person_id).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.person_id.is_not(None))
+    return [PersonId(person_id) for person_id in await session.scalars(found.order_by(ApiKeyRow.id)) if person_id]
 
 
 async def list_keys(session: ReadSession, tenant_id: TenantId, page: PageRequest) -> Page[ApiKey]:
@@ -97,4 +118,5 @@ def _key(row: ApiKeyRow) -> ApiKey:
         last_used_at=row.last_used_at,
         replaced_by=None if row.replaced_by is None else KeyId(row.replaced_by),
         key_hash=row.key_hash,
+        person_id=None if row.person_id is None else PersonId(row.person_id),
     )

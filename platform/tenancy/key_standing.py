@@ -13,7 +13,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.tenancy import key_rows, repository
-from graftwork.platform.tenancy.principals import Principal
+from graftwork.platform.tenancy.principals import Principal, principal_of
 from graftwork.platform.tenancy.tenants import ApiKey, TenantStatus
 
 _MOST_ROTATIONS = 100
@@ -47,9 +47,7 @@ class KeyStanding:
             )
         if tenant.status is not TenantStatus.ACTIVE:
             return None
-        return Principal(
-            tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes, key.adapters
-        )
+        return principal_of(key, tenant)
 
     def _is_usable(self, key: ApiKey) -> bool:
         now = self._clock.now()

@@ -5,6 +5,7 @@ same transaction. Never changes limits: `limit_book.py` does.
 Invariant: a tenant belongs to one organisation or to none, and every organisation that a tenant belongs to exists.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,9 @@ from graftwork.platform.tenancy.limit_book import NO_TENANT
 from graftwork.platform.tenancy.new_keys import check_name
 from graftwork.platform.tenancy.tenants import AuditEntry, Organisation, Tenant
 
+AfterMove = Callable[[WriteSession, TenantId], Awaitable[None]]
+"""A function that changes what depends on the organisation of a tenant."""
+
 
 class Organisations:
     """Reads and changes organisations. `actor` is who makes a change, for the audit log."""
@@ -25,6 +29,11 @@ class Organisations:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._after_move: AfterMove | None = None
+
+    def follow(self, after_move: AfterMove) -> None:
+        """Calls `after_move` in the transaction of each move of a tenant to or from an organisation."""
+        self._after_move = after_move
 
     async def create(self, name: str, *, actor: str = "admin") -> Organisation:
         """Creates an organisation without tenants. Raises ValidationFailed for a name that is not allowed."""
@@ -91,6 +100,8 @@ class Organisations:
         await organisation_rows.move_tenant(session, tenant_id, organisation_id)
         details = {"organisation_id": organisation_id, "previous": tenant.organisation_id}
         await self._audit(session, actor, "tenant.moved", tenant_id, details, tenant_id)
+        if self._after_move is not None:
+            await self._after_move(session, tenant_id)
         return replace(tenant, organisation_id=organisation_id)
 
     async def _audit(

@@ -19,12 +19,13 @@ from typing import NewType
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
-from graftwork.platform.ids import EndUserId, IsolationDomain, KeyId, TenantId
+from graftwork.platform.ids import EndUserId, IsolationDomain, KeyId, PersonId, TenantId
 from graftwork.platform.keys.scopes import Scope, require_models, require_scope
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.quotas.limits import end_user_id
 from graftwork.platform.tenancy.idempotency import TurnClaim
 from graftwork.platform.tenancy.request_rows import find_usable_keys
+from graftwork.platform.tenancy.tenants import ApiKey, Tenant
 from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
 
 TenantScope = NewType("TenantScope", TenantId)
@@ -63,6 +64,14 @@ class Principal:
     end_user_id: EndUserId | None = field(default=None, compare=False)
     """The end user for whom the sender asks; None if the request names none."""
 
+    person_id: PersonId | None = None
+    """The person who has signed in and acts in the tenant; None for a program with a key."""
+
+    @property
+    def actor(self) -> str:
+        """Who acts, for the audit log: the person, or else the key."""
+        return self.person_id or self.key_id
+
     def for_user(self, user: str | None) -> "Principal":
         """Returns the same sender, who asks for the end user of this name."""
         return replace(self, end_user_id=end_user_id(self.tenant_id, user)) if user else self
@@ -97,9 +106,33 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class AdminPrincipal:
-    """The holder of the admin key. The administrator may manage the platform, but may not use inference."""
+    """The holder of the admin key, or a person who is an operator. Both may manage the platform, but not use inference."""
 
     name: str = "admin"
+    """Who acts, for the audit log: the person's id, or `admin` for the admin key."""
+    person_id: PersonId | None = None
+    may_change: bool = True
+    """Whether the operator may change anything, and not only read."""
+
+    def require_change(self) -> None:
+        """Raises NotPermitted if the operator may only read."""
+        if not self.may_change:
+            message = "Your role, operator-readonly, reads and changes nothing; ask an operator for the role operator."
+            raise NotPermitted(message, code="read_only_role")
+
+
+def principal_of(key: ApiKey, tenant: Tenant) -> Principal:
+    """Returns for whom a request with this key acts. The caller has checked that the key admits it."""
+    return Principal(
+        tenant.id,
+        tenant.name,
+        key.id,
+        tenant.weight,
+        tenant.service_tier_ceiling,
+        key.scopes,
+        key.adapters,
+        person_id=key.person_id,
+    )
 
 
 def isolation_of(tenant_id: TenantId, pepper: bytes) -> IsolationDomain:
@@ -184,7 +217,7 @@ class AccessWatch:
 
 def _access_ended() -> NotPermitted:
     return NotPermitted(
-        "The access of this API key has ended while the request ran: the key was revoked or has expired, or its tenant was "
-        "suspended or deleted. Ask the operator.",
+        "The access of this API key has ended while the request ran: the key was revoked or has expired, its person has "
+        "lost the role, or its tenant was suspended or deleted. Ask the operator.",
         code="access_ended",
     )

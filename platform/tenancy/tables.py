@@ -5,7 +5,7 @@ All times are seconds since the Unix epoch. Ids are text with a prefix, and sort
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, LargeBinary, String
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
@@ -60,6 +60,9 @@ class ApiKeyRow(Base):
     last_used_at: Mapped[float | None] = mapped_column(Float)
     replaced_by: Mapped[str | None] = mapped_column(String(64))
     """The id of the key that a rotation has made instead of this one."""
+    person_id: Mapped[str | None] = mapped_column(String(64))
+    """The person who acts in the tenant with this key, whose text nobody has; NULL for a key of a program."""
+    __table_args__ = (Index("ix_api_keys_person_id_tenant_id", "person_id", "tenant_id", unique=True),)
 
 
 class AccessChangesRow(Base):

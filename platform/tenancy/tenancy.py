@@ -13,7 +13,7 @@ from typing import Any
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import NotAuthenticated, NotFound, NotPermitted, ValidationFailed
+from graftwork.platform.errors import Conflict, NotAuthenticated, NotFound, NotPermitted, ValidationFailed
 from graftwork.platform.ids import KeyId, OrganisationId, TenantId, new_id
 from graftwork.platform.keys.console_tickets import ConsoleTicket, parse_ticket, ticket_of_key
 from graftwork.platform.keys.keys import KeyKind, KeyParts, key_digest, parse_key
@@ -25,7 +25,7 @@ from graftwork.platform.tenancy.key_holders import KeyHolders, KeyUses
 from graftwork.platform.tenancy.limit_book import LimitBook
 from graftwork.platform.tenancy.new_keys import NewKey, audit_details, check_name, end_of_rotated, successor_of
 from graftwork.platform.tenancy.organisations import Organisations, hold_organisation
-from graftwork.platform.tenancy.principals import SERVICE_TIERS, Principal, RunningWork
+from graftwork.platform.tenancy.principals import SERVICE_TIERS, Principal, RunningWork, principal_of
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 from graftwork.platform.tenancy.verified_keys import Holder, VerifiedKeys
 
@@ -41,7 +41,7 @@ class Tenancy:
         self._database = database
         self._pepper = pepper
         self._clock = clock
-        self._work = work or RunningWork()
+        self.work = work or RunningWork()
         self._holders = KeyHolders(database, pepper)
         self.verified = VerifiedKeys(clock, lambda: database.read_few(key_rows.find_access_changes))
         self.uses = KeyUses(database)
@@ -124,7 +124,7 @@ class Tenancy:
         Raises NotFound if the tenant does not exist.
         """
         tenant = await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
-        self._work.end_tenant(tenant_id)
+        self.work.end_tenant(tenant_id)
         return tenant
 
     async def resume_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
@@ -144,7 +144,7 @@ class Tenancy:
             await self._audit(session, actor, "tenant.deleted", tenant_id, tenant_id, {})
             await key_rows.count_access_change(session)
         self.verified.note_change()
-        self._work.end_tenant(tenant_id)
+        self.work.end_tenant(tenant_id)
 
     # Keys
 
@@ -197,11 +197,12 @@ class Tenancy:
         key is cancelled when that key ends.
 
         Raises NotFound if the tenant or the key does not exist, ValidationFailed if a value is not allowed, and
-        Conflict if the key was revoked, has expired, or was rotated before.
+        Conflict if the key was revoked, has expired, was rotated before, or is that of a person.
         """
         now = self._clock.now()
         async with self._database.write() as session:
             old = await _hold_key(session, tenant_id, key_id)
+            _refuse_seat(old)
             ends_at = end_of_rotated(old, overlap_s, now)
             key, plaintext = successor_of(old, expires_at, now).make(tenant_id, now, self._pepper)
             await key_rows.add_key(session, key)
@@ -213,7 +214,7 @@ class Tenancy:
             await key_rows.count_access_change(session)
         self.verified.note_change()
         if ends_at <= now:
-            self._work.end_key(key_id)
+            self.work.end_key(key_id)
         return key, plaintext
 
     async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
@@ -221,10 +222,11 @@ class Tenancy:
 
         If the key was revoked before, changes nothing.
 
-        Raises NotFound if the tenant or the key does not exist.
+        Raises NotFound if the tenant or the key does not exist, and Conflict for the key of a person.
         """
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
+            _refuse_seat(key)
             if key.revoked_at is not None:
                 return key
             revoked = replace(key, revoked_at=self._clock.now())
@@ -232,7 +234,7 @@ class Tenancy:
             await self._audit(session, actor, "key.revoked", tenant_id, key_id, {})
             await key_rows.count_access_change(session)
         self.verified.note_change()
-        self._work.end_key(key_id)
+        self.work.end_key(key_id)
         return revoked
 
     async def authenticate(self, token: str, address: str = "") -> Principal:
@@ -247,9 +249,7 @@ class Tenancy:
         """
         key, tenant = await self._holder(token)
         self._check(key, tenant, address)
-        return Principal(
-            tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes, key.adapters
-        )
+        return principal_of(key, tenant)
 
     def still_admits(self, principal: Principal, digest: bytes, address: str) -> bool:
         """Returns whether the key of this digest, which has authenticated `principal`, still gives it the same rights.
@@ -269,6 +269,10 @@ class Tenancy:
     def _check(self, key: ApiKey, tenant: Tenant, address: str) -> None:
         """Raises an error if the key does not admit a request from `address` now. Notes its use."""
         now = self._clock.now()
+        if key.revoked_at is not None and key.person_id is not None:
+            raise NotAuthenticated(
+                "Your sign-in has ended: your role in this tenant was taken back.", code="access_ended"
+            )
         if key.revoked_at is not None:
             raise NotAuthenticated("This API key was revoked; use another one.")
         if key.is_expired(now):
@@ -361,6 +365,13 @@ async def _hold_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId) -
     if key is None:
         raise NotFound(f"There is no key {key_id!r}.")
     return key
+
+
+def _refuse_seat(key: ApiKey) -> None:
+    """Raises Conflict for the key with which a person acts: the person's roles decide when it ends."""
+    if key.person_id is not None:
+        message = f"This key is that of the person {key.person_id!r}; revoke the role: graftwork people revoke."
+        raise Conflict(message, code="key_of_person")
 
 
 def _wrong_key() -> NotAuthenticated:

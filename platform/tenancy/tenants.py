@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from graftwork.platform.ids import KeyId, OrganisationId, TenantId
+from graftwork.platform.ids import KeyId, OrganisationId, PersonId, TenantId
 from graftwork.platform.keys.keys import redacted
 
 
@@ -72,6 +72,8 @@ class ApiKey:
     replaced_by: KeyId | None
     """The id of the key that a rotation has made instead of this one."""
     key_hash: bytes = field(repr=False)
+    person_id: PersonId | None = None
+    """The person who acts in the tenant with this key, whose text nobody has. None for a key of a program."""
 
     @property
     def redacted(self) -> str:

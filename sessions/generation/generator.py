@@ -51,7 +51,7 @@ from graftwork.sessions.generation.output_parser import OutputParser, OutputRule
 from graftwork.sessions.generation.reasoning import ReasoningModel, ReasoningPlan, plan_reasoning
 from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.tracer import GenerationTracer
-from graftwork.sessions.generation.usage import EngineUse, Usage
+from graftwork.sessions.generation.usage import EngineUse, UnbilledTokens, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
@@ -166,6 +166,7 @@ class Generation:
 
         After the end, tokens after a stop string do not count.
         """
+        self._received_tokens = 0
         self.kv_byte_seconds = 0
         """The bytes of KV on the device that the engine has reported so far, times seconds."""
         self.engine_us = 0
@@ -194,7 +195,13 @@ class Generation:
         """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
         if self.cache is None:
             return None
-        return Usage(self.cache, self.completion_tokens, self.drafts, self.engine_use, self.reasoning_tokens)
+        unbilled = UnbilledTokens(completion=self.unbilled_tokens)
+        return Usage(self.cache, self.completion_tokens, self.drafts, self.engine_use, self.reasoning_tokens, unbilled)
+
+    @property
+    def unbilled_tokens(self) -> int:
+        """The number of tokens that the engine has generated and that do not count, known at the end."""
+        return self._received_tokens - self.completion_tokens
 
     @property
     def engine_use(self) -> EngineUse:
@@ -310,6 +317,7 @@ class Generation:
             self.prompt_computed.set()
         self._last_tokens_at = now
         self.completion_tokens += num_tokens
+        self._received_tokens += num_tokens
 
     def _count_success(self) -> None:
         objectives, tier = self._telemetry.objectives, self.request.tier

@@ -17,7 +17,9 @@ from graftwork.sessions.generation.usage import RequestAccount, Usage
 class HeldAccount:
     """The account of one request, from the time at which it is opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_id: str | None = None) -> None:
+        """`batch_id` is the batch that the request belongs to; None for none."""
+        self.batch_id = batch_id
         self._account: RequestAccount | None = None
         self._ended: tuple[Usage, UsageOutcome] | None = None
         self.was_admitted = False

@@ -51,6 +51,16 @@ class EngineUse:
 
 
 @dataclass(frozen=True, slots=True)
+class UnbilledTokens:
+    """Tokens that the engine has reported for a request, and that nobody pays."""
+
+    prompt: int = 0
+    """The prompt of further answers to the same prompt."""
+    completion: int = 0
+    """Generated tokens after a stop string."""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The token counts of one request: its prompt by cache tier, its answer, and its draft tokens; and what it took of the engine.
 
@@ -64,6 +74,7 @@ class Usage:
     engine: EngineUse = EngineUse()
     reasoning_tokens: int = 0
     """Those of the answer's tokens that are the model's reasoning, known at the end of the answer."""
+    unbilled: UnbilledTokens = UnbilledTokens()
 
     @property
     def prompt_tokens(self) -> int:
@@ -109,6 +120,8 @@ class Charge:
     session_id: SessionId | None = None
     """The session that is charged; None for a request outside sessions."""
     service_tier: str = "default"
+    batch_id: str | None = None
+    """The batch that the request belongs to; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +300,11 @@ class RequestAccount:
         return Money.of_prices(self._event(usage, UsageOutcome.COMPLETED).cost.atoms, self._prices)
 
     def _event(self, usage: Usage, outcome: UsageOutcome) -> UsageEvent:
-        charge = self._charge
+        charge, unbilled = self._charge, usage.unbilled
         if not outcome.is_billed:
+            unbilled = UnbilledTokens(
+                unbilled.prompt + usage.prompt_tokens, unbilled.completion + usage.completion_tokens
+            )
             usage = Usage(CacheReport(), 0, DraftReport())
         event = UsageEvent(
             request_id=charge.request_id,
@@ -313,6 +329,9 @@ class RequestAccount:
             service_tier=charge.service_tier,
             organisation_id=self._organisation_id,
             end_user_id=charge.principal.end_user_id,
+            batch_id=charge.batch_id,
+            unbilled_prompt_tokens=unbilled.prompt,
+            unbilled_completion_tokens=unbilled.completion,
         )
         return event.priced(self._prices)
 

@@ -17,6 +17,7 @@ from graftwork.engine.core.events import (
     RequestFinished,
     TokensGenerated,
 )
+from graftwork.engine.core.reports import NO_REPORTS, RequestReports, note_event
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
@@ -96,6 +97,8 @@ class FakeEngine:
     """What every answer's end tells of its guesses."""
     session_commands: list[SessionCommand] = field(default_factory=list)
 
+    reports: RequestReports = NO_REPORTS
+
     async def describe(self) -> EngineDescription:
         return describe()
 
@@ -104,6 +107,9 @@ class FakeEngine:
         if self.lateness is not None:
             raise self.lateness
 
+    def report_to(self, reports: RequestReports) -> None:
+        self.reports = reports
+
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         self.requests.append(request)
         if self.refusal is not None:
@@ -111,17 +117,19 @@ class FakeEngine:
         for digest in request.adapter_digests:
             if digest in self.refused_digests:
                 raise self.refused_digests[digest]
-        has_ended = False
+        has_ended, report = False, self.reports.begin(request)
         try:
             if self.holds_queue:
                 await self.hold()
             async for event in self._events(request):
                 has_ended = isinstance(event, RequestFinished)
+                note_event(report, event)
                 yield event
         except GraftworkError:
             has_ended = True
             raise
         finally:
+            report.end()
             if not has_ended:
                 self.cancelled.append(request.request_id)
                 self.cancelled_event.set()

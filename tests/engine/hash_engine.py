@@ -42,6 +42,7 @@ from graftwork.engine.step_pipeline import StepPipeline
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
+from tests.engine.hash_draft_model import HashDraftModel
 from tests.engine.hash_model import (
     CONTEXT,
     EOS,
@@ -80,6 +81,7 @@ class Setting:
     target_itl_s: float | None = None
     """The longest step with decoding requests, by that clock."""
     min_run_steps: int = 0
+    has_draft_model: bool = False
 
     @property
     def adapters(self) -> tuple[int, ...]:
@@ -158,8 +160,12 @@ class HashEngine:
     def _loop(self, setting: Setting, overlaps: bool, clock: ManualClock) -> EngineLoop:
         cache, gates, progress = self.cache, self.gates, LoopProgress(clock)
         grammars = GrammarManager(cast(GrammarCompiler, InstantCompiler()), (EOS,), CompileLimits(), clock)
+        self.draft_model = HashDraftModel(self.requests) if setting.has_draft_model else None
         speculator = Speculator(
-            DraftLimits(setting.max_draft_tokens, 10_000), clock, lambda state: grammars.constraint(state.request_id)
+            DraftLimits(setting.max_draft_tokens, 10_000),
+            clock,
+            lambda state: grammars.constraint(state.request_id),
+            draft_model=self.draft_model,
         )
         limits = SchedulerLimits(
             PAGE,
@@ -247,6 +253,8 @@ class HashEngine:
 
     def check(self) -> None:
         self.loop.check_integrity()  # also of the cache and the adapters
+        if self.draft_model is not None:
+            assert self.draft_model.texts.keys() <= set(self.scheduler.running_ids)
         page_store = self.cache.kv_cache.page_store
         self.cache.check_contents(num_held=page_store.device.num_holders - page_store.tree.num_copies(Tier.DEVICE))
 
@@ -288,6 +296,8 @@ class HashEngine:
         pool = self.cache.kv_cache.page_store.device
         assert pool.free_pages + pool.idle_pages + pool.lent_pages == pool.num_pages, "a page is held for nobody"
         assert not any(map(self.cache.adapters.is_pinned, self.cache.adapters.digests)), "an adapter is pinned"
+        if self.draft_model is not None:
+            assert not self.draft_model.texts, "the draft model keeps the text of a request that has ended"
 
     def courses_differ_from(self, answers: dict[RequestId, Answer]) -> list[str]:
         """Returns what requests got that is not their answer, or the start of it for a cancelled request."""

@@ -36,6 +36,7 @@ setting_values = st.builds(
     copies_adapters_late=st.booleans(),
     target_itl_s=st.sampled_from((None, 0.001, 0.02)),
     min_run_steps=st.sampled_from((0, 0, 4)),
+    has_draft_model=st.booleans(),
 )
 
 
@@ -64,7 +65,7 @@ def test_long_histories_reach_everything() -> None:
     """
     names = (*MOST_OFTEN, *OTHERS, "submit", "finish_load")
     ends = {*FinishReason, "grammar_dead_end", "None"}
-    events = {"preempted", "moved", "compacted", "accepted", "gated", "failed_loads", "adapter_copy"}
+    events = {"preempted", "moved", "compacted", "accepted", "guessed", "gated", "failed_loads", "adapter_copy"}
     wanted = Counter(ends | events | {TransferKind.SAVE, TransferKind.LOAD})
     seen: Counter[str] = Counter()
 
@@ -73,7 +74,9 @@ def test_long_histories_reach_everything() -> None:
             break
         random = Random(number)
         odd = number % 2
-        setting = Setting((14, 7)[odd], (30, 6)[odd], (7, 40)[odd], (0, 3)[odd], moment, 0.001, odd == 1)
+        setting = Setting(
+            (14, 7)[odd], (30, 6)[odd], (7, 40)[odd], (0, 3)[odd], moment, 0.001, odd == 1, has_draft_model=odd == 1
+        )
         overlapped = live(setting, [(random.choice(names), random.randrange(2**20)) for _ in range(300)]).engines[0]
         seen += overlapped.seen + Counter(str(course.end) for course in overlapped.courses.values())
         seen["awaited"] += overlapped.device.num_awaited
@@ -83,6 +86,7 @@ def test_long_histories_reach_everything() -> None:
         seen["moved"] += overlapped.cache.adapters.frame_allocator.num_relocated_pages
         seen["compacted"] += overlapped.cache.adapters.frame_allocator.num_moved_runs
         seen["accepted"] += overlapped.scheduler.speculator.counts.accepted
+        seen["guessed"] += overlapped.scheduler.speculator.counts.model_accepted
         seen["generated"] += overlapped.scheduler.counters.generated_tokens
 
     assert +seen >= wanted

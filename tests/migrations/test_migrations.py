@@ -18,6 +18,7 @@ import graftwork.platform.exports.tables
 import graftwork.platform.gateways.tables
 import graftwork.platform.ledger.tables
 import graftwork.platform.modes.tables
+import graftwork.platform.people.tables
 import graftwork.platform.prices.tables
 import graftwork.platform.replicas.tables
 import graftwork.platform.retention.tables
@@ -59,7 +60,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0026_data_rights"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0028_data_rights"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -71,6 +72,8 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     await empty_database.upgrade_to_head()
 
     for revision in (
+        "0027_usage_sums",
+        "0026_people",
         "0025_batches",
         "0024_limits",
         "0023_engine_work",

@@ -55,38 +55,11 @@ def logprobs_of(token_ids: Sequence[int], wanted: int | None) -> tuple[TokenLogp
     return tuple(TokenLogprobs(-(token + 1) / 1000, top) for token, top in zip(token_ids, tops, strict=True))
 
 
-@dataclass
-class ScriptedEngine:
-    """Implements EngineClient: plays the steps, each of any number of tokens, then finishes or fails."""
-
-    steps: Sequence[tuple[int, ...]]
-    reason: FinishReason | None = FinishReason.STOP
-    """None: the stream ends without its last event."""
-    failure: GraftworkError | None = None
-    """Raised instead of the last event."""
-    cache: CacheReport = field(default_factory=CacheReport)
-    requests: list[EngineRequest] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-    """Requests that were closed before their end."""
+class BareEngine:
+    """What the scripted engines of these tests have in common: all of EngineClient but `generate`."""
 
     async def describe(self) -> EngineDescription:
         return description()
-
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        self.requests.append(request)
-        has_ended = False
-        try:
-            yield PromptAdmitted(self.cache)
-            for step in self.steps:
-                yield TokensGenerated(step, logprobs_of(step, request.sampling.logprobs))
-            has_ended = True
-            if self.failure is not None:
-                raise self.failure
-            if self.reason is not None:
-                yield RequestFinished(self.reason, sum(map(len, self.steps)))
-        finally:
-            if not has_ended:
-                self.cancelled.append(request.request_id)
 
     async def stalled_s(self) -> float:
         return 0.0
@@ -111,3 +84,34 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         return None
+
+
+@dataclass
+class ScriptedEngine(BareEngine):
+    """Implements EngineClient: plays the steps, each of any number of tokens, then finishes or fails."""
+
+    steps: Sequence[tuple[int, ...]]
+    reason: FinishReason | None = FinishReason.STOP
+    """None: the stream ends without its last event."""
+    failure: GraftworkError | None = None
+    """Raised instead of the last event."""
+    cache: CacheReport = field(default_factory=CacheReport)
+    requests: list[EngineRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    """Requests that were closed before their end."""
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        self.requests.append(request)
+        has_ended = False
+        try:
+            yield PromptAdmitted(self.cache)
+            for step in self.steps:
+                yield TokensGenerated(step, logprobs_of(step, request.sampling.logprobs))
+            has_ended = True
+            if self.failure is not None:
+                raise self.failure
+            if self.reason is not None:
+                yield RequestFinished(self.reason, sum(map(len, self.steps)))
+        finally:
+            if not has_ended:
+                self.cancelled.append(request.request_id)

@@ -18,11 +18,10 @@ from graftwork.engine.core.events import (
 )
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
-from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
-from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, SessionId, TenantId, new_id
+from graftwork.platform.ids import AdapterId, KeyId, SessionId, TenantId, new_id
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.quotas.budget import ReservedCost
 from graftwork.platform.quotas.in_flight import InFlightBound
@@ -42,7 +41,7 @@ from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 from graftwork.sessions.turns.running import TurnHandle
 from tests.platform.throwaway_journal import throwaway_backlog
-from tests.sessions.scripted_engine import description, generator_on
+from tests.sessions.scripted_engine import BareEngine, generator_on
 from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer, token_id
 
 END = token_id("<|im_end|>")
@@ -84,7 +83,7 @@ class Answer:
     """Whether nothing follows the first token of its second half."""
 
 
-class AnsweringEngine:
+class AnsweringEngine(BareEngine):
     """Implements EngineClient: gives the queued answers in order, and "ok" when none is queued."""
 
     def __init__(self) -> None:
@@ -137,33 +136,9 @@ class AnsweringEngine:
                 await asyncio.Event().wait()
         yield RequestFinished(FinishReason.STOP if answer.ends else FinishReason.LENGTH, len(token_ids))
 
-    async def describe(self) -> EngineDescription:
-        return description()
-
-    async def stalled_s(self) -> float:
-        return 0.0
-
-    async def stats(self) -> EngineStats:
-        raise NotImplementedError
-
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         self.session_commands.append(command)
         return SessionMemory(missing_tokens=len(command.token_ids))
-
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        raise NotImplementedError
-
-    async def probe_adapter(self, digest: str) -> None:
-        raise NotImplementedError
-
-    async def forget_adapter(self, digest: str) -> None:
-        raise NotImplementedError
-
-    async def forget_domain(self, domain: IsolationDomain) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        return None
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """Defines `graftwork db`, which upgrades or downgrades the database's schema, and shows its revision."""
 
 import asyncio
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,3 +79,50 @@ async def _revisions(database: "Database") -> tuple[str | None, str | None]:
         return await database.current_revision(), database.head_revision()
     finally:
         await database.close()
+
+
+@app.command(name="export-usage")
+def export_usage(
+    output: Annotated[
+        Path, typer.Argument(help="The file to write; its end says the format: .csv, .jsonl or .parquet.")
+    ],
+    start: Annotated[str | None, typer.Option("--from", help="First moment, ISO 8601 or unix seconds.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Last moment, ISO 8601 or unix seconds (default: now).")
+    ] = None,
+    tenant_id: Annotated[str | None, typer.Option(help="The id of one tenant (default: all).")] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Write the usage of each request to a file, one row a request. By default of the last 30 days.
+
+    Example: graftwork db export-usage november.parquet --from 2026-11-01 --to 2026-12-01
+    """
+    asyncio.run(_export_usage(open_database(data_dir, database_url), output, (start, end), tenant_id))
+
+
+async def _export_usage(
+    database: "Database", output: Path, times: tuple[str | None, str | None], tenant_id: str | None
+) -> None:
+    from graftwork.api.cli.bench.progress import LiveProgress
+    from graftwork.api.schemas.usage import span
+    from graftwork.platform.clock import SystemClock
+    from graftwork.platform.errors import InvalidRequest
+    from graftwork.platform.ids import TenantId
+    from graftwork.platform.ledger.upkeep.export import export_usage
+    from graftwork.platform.ledger.upkeep.export_files import ExportForm
+
+    forms = {".csv": ExportForm.CSV, ".jsonl": ExportForm.JSON, ".parquet": ExportForm.PARQUET}
+    if output.suffix not in forms:
+        raise InvalidRequest(f"{output}: name a file that ends with {', '.join(forms)}.", param="output")
+    try:
+        await database.check_schema()
+        within, tenant = span(*times, SystemClock().now()), None if tenant_id is None else TenantId(tenant_id)
+        unfinished = output.with_name(f"{output.name}.part")
+        with unfinished.open("wb") as file, LiveProgress() as progress:
+            show = partial(progress.update, "export")
+            total = await export_usage(database, file, forms[output.suffix], within, tenant, show)
+        unfinished.rename(output)
+    finally:
+        await database.close()
+    typer.echo(f"{total} requests written to {output}.")

@@ -18,7 +18,7 @@ from graftwork.api.cli.console.output import JsonFlag, moment, show_json, show_t
 if TYPE_CHECKING:
     from graftwork.api.cli.bench.page import Bars
     from graftwork.platform.answers.base import Page
-    from graftwork.platform.answers.usage import Invoice, Money, UsageRow
+    from graftwork.platform.answers.usage import Invoice, Money, UsageCheck, UsageRow
 
 app = typer.Typer()
 
@@ -40,7 +40,7 @@ def usage(
         str | None, typer.Option("--to", help="Last moment, ISO 8601 or unix seconds (default: now).")
     ] = None,
     group_by: Annotated[
-        str, typer.Option("--by", "--group-by", help="day, adapter, session, key, tier or price.")
+        str, typer.Option("--by", "--group-by", help="day, adapter, model, session, key, user, batch, tier, price, …")
     ] = "day",
     tenant: OtherTenant = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw bars instead of a table.")] = False,
@@ -54,6 +54,8 @@ def usage(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the tokens, the memory and the costs of your tenant.
+
+    --by takes day, adapter, model, session, key, user, batch, tier, price, organisation, and with the admin key tenant.
 
     Example: graftwork usage --by adapter
     """
@@ -97,6 +99,53 @@ def export(
     if form is ExportFormat.JSON:
         return show_json(invoice.raw)
     return _write_csv(invoice)
+
+
+@app.command()
+def check(
+    start: Annotated[str | None, typer.Option("--from", help="First moment, ISO 8601 or unix seconds.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Last moment, ISO 8601 or unix seconds (default: now).")
+    ] = None,
+    settled_s: Annotated[
+        float | None, typer.Option(help="Seconds after which a request without usage is a difference (600).", min=0)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare the usage ledger with what the engines reported. Exits with 1 if they differ. Needs GRAFTWORK_ADMIN_KEY.
+
+    Example: graftwork usage check --from 2026-11-01
+    """
+    with connect() as client:
+        found = client.admin.check_usage(start=start, end=end, settled_s=settled_s)
+    if as_json:
+        show_json(found.raw)
+    else:
+        _show_check(found)
+    if found.differences:
+        raise typer.Exit(1)
+
+
+def _show_check(found: "UsageCheck") -> None:
+    fields = ("prompt_tokens", "completion_tokens", "kv_byte_seconds", "engine_us")
+    columns = ("verdict", "requests", "figure", "billed", "not billed", "engines reported")
+    rows = [
+        (one.verdict, one.requests, name, one.billed[name], one.unbilled[name], one.reported[name])
+        for one in found.compared
+        for name in fields
+    ]
+    show_table(columns, rows, "No request was reported in this time.")
+    for one in found.compared:
+        if one.examples:
+            typer.echo(f"{one.verdict}: {', '.join(one.examples)}")
+    for difference in found.sums:
+        typer.echo(f"{difference.field}: {difference.sums} in the sums, {difference.requests} in the requests")
+    for engine in found.engines:
+        typer.echo(
+            f"{engine.replica_id} has counted {engine.prompt_tokens} prompt and {engine.generated_tokens} generated tokens"
+            " since its start."
+        )
+    typer.echo(f"{found.differences} differences between {moment(found.start)} and {moment(found.end)}.")
 
 
 def _write_csv(invoice: "Invoice") -> None:
@@ -208,5 +257,5 @@ def audit(limit: Annotated[int, typer.Option(help="How many entries.", min=1)] =
         entries = client.admin.audit(limit=limit)
     if as_json:
         return show_json(entries.raw)
-    rows = [(moment(entry.at), entry.actor, entry.action, entry.target) for entry in entries]
+    rows = [(moment(entry.at), entry.actor_name or entry.actor, entry.action, entry.target) for entry in entries]
     return show_table(("at", "actor", "action", "target"), rows, "Nothing was changed yet.")

@@ -74,9 +74,10 @@ def describe_model(folder: Path, name: str = "") -> EngineDescription:
         biased_targets=model.biased_targets,
         target_shapes=model.target_shapes,
         max_lora_rank=engine.max_lora_rank,
-        page_tokens=engine.page_tokens,
+        page_tokens=engine.page_tokens or model.page_tokens,
         device_pages=0,
         experts=None if model.experts is None else model.experts.shapes,
+        modules=model.modules,
     )
 
 

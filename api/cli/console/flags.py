@@ -133,6 +133,17 @@ CorsOrigin = Annotated[
 MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
 ]
+DraftModelPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="DIR|hf:NAME@REV|s3://…",
+        help="A small model with the same tokenizer, which guesses tokens where that pays (default: none).",
+    ),
+]
+DraftKvBytes = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Device memory for the draft model's KV (default: 256MiB).")
+]
 LogFormat = Annotated[
     str | None, typer.Option(metavar="FORM", help="auto, json or text (default: text at a terminal, JSON elsewhere).")
 ]

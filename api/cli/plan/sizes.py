@@ -12,8 +12,6 @@ from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.experts import RouterScore
 from graftwork.platform.errors import InvalidRequest
 
-PAGE_TOKENS = 16
-"""The engine's default."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -56,7 +54,15 @@ class ModelSizes:
         found += 2 * model.head_dim if model.has_qk_norm else 0
         found += shapes["q_proj"][0] + model.kv_width if model.block.has_wide_qk_norm else 0
         found += model.num_heads if model.block.has_sinks else 0
-        return found + self._expert_parameters(layer)
+        return found + self._expert_parameters(layer) + self._recurrent_parameters(layer)
+
+    def _recurrent_parameters(self, layer: int) -> int:
+        """Returns the weights of a recurrent layer that belong to no linear layer."""
+        own = self.model.recurrence
+        if own is None or not self.model.is_recurrent(layer):
+            return 0
+        conv = (own.conv_tokens + own.has_conv_bias) * own.conv_width
+        return conv + 3 * own.num_heads + own.width
 
     def _expert_parameters(self, layer: int) -> int:
         """Returns the weights, biases and corrections of all experts of a layer."""
@@ -97,8 +103,9 @@ class ModelSizes:
         return found + experts.router.num_chosen * (math.prod(shapes.gate_up) + math.prod(shapes.down))
 
     def kv_bytes(self, tokens: int) -> int:
-        """Returns the bytes of whole KV pages for one request's tokens."""
-        return -(-tokens // PAGE_TOKENS) * self.model.kv_page_bytes(PAGE_TOKENS, self.item_bytes)
+        """Returns the bytes of whole KV pages for one request's tokens, with the recurrent states in them."""
+        page_tokens = self.model.page_tokens
+        return -(-tokens // page_tokens) * self.model.kv_page_bytes(page_tokens, self.item_bytes)
 
     def adapter_bytes(self, rank: int) -> int:
         """Returns the bytes of an adapter of all linear layers but those of experts."""

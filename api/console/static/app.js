@@ -2,7 +2,7 @@
 
 import { foreign, h, icon, plain, put, say } from "./dom.js";
 import { client } from "./http.js";
-import { begin, identity, signOut } from "./identity.js";
+import { begin, changeSeat, identity, seats, signOut } from "./identity.js";
 import { dialog } from "./parts.js";
 import { startRouter } from "./router.js";
 import { routesFor, sectionsFor } from "./pages.js";
@@ -14,8 +14,7 @@ const menu = document.getElementById("menu");
 
 function drawFrame(sections) {
   document.body.classList.remove("signed-out");
-  const { tenant } = identity.current;
-  put(document.getElementById("who"), tenant ? foreign(tenant.name) : "Operator");
+  put(document.getElementById("who"), whoActs());
   const out = document.getElementById("sign-out");
   out.hidden = false;
   out.addEventListener("click", signOut);
@@ -23,6 +22,23 @@ function drawFrame(sections) {
     heading ? h("h2", {}, heading) : null,
     h("ul", {}, entries.map(([path, title, image]) => h("li", {}, h("a", { href: `#/${path}`, data: { path } }, icon(image), title)))),
   ]));
+}
+
+/** Who is signed in, and as what: a choice for a person who may act as several things. */
+function whoActs() {
+  const { tenant, person } = identity.current;
+  const name = tenant ? foreign(tenant.name) : "Operator";
+  if (!person) return name;
+  const choices = seats();
+  const told = [foreign(person.name), " "];
+  if (choices.length < 2) return [...told, name];
+  const choice = h("select", { "aria-label": "Act as", id: "seat" },
+    choices.map((one) => h("option", { value: one.id, selected: one.id === (tenant?.id ?? "") }, one.label)));
+  choice.addEventListener("change", () => changeSeat(choice.value).catch((error) => {
+    choice.value = tenant?.id ?? "";
+    say(plain(error.message));
+  }));
+  return [...told, choice];
 }
 
 function mark(path) {

@@ -1,7 +1,8 @@
 // Who is signed in, and what happens when the sign-in ends: a dialog over the page, which keeps all that was typed.
+// Somebody signs in with a key, or as a person with the identity provider, which is another site: the browser goes there.
 
-import { h, put } from "./dom.js";
-import { ApiError, client } from "./http.js";
+import { foreign, h, put } from "./dom.js";
+import { ApiError, api, client } from "./http.js";
 import { errorBox, field, uid } from "./parts.js";
 
 const RENEW_EVERY_S = 300;
@@ -39,6 +40,20 @@ function take(session) {
 
 function who(session) {
   return `${session.role} ${session.tenant?.id ?? ""}`;
+}
+
+/** What a person may act as: [{id, label}], where the operator has no id. Empty for a key. */
+export function seats() {
+  const { person, operator_role: role, tenants } = identity.current;
+  if (!person) return [];
+  return [...role ? [{ id: "", label: "Operator" }] : [], ...tenants.map((one) => ({ id: one.id, label: one.name }))];
+}
+
+/** Acts as an operator, for an empty id, or in another tenant. The page begins anew. */
+export async function changeSeat(id) {
+  await api.put("console/session/seat", { tenant_id: id || null });
+  location.hash = "#/";
+  location.reload();
 }
 
 /** Finds the present sign-in, or asks for a key. */
@@ -88,9 +103,11 @@ function askForKey(error) {
     const place = h("div", { "aria-live": "assertive" });
     const button = h("button", { class: "primary", type: "submit" }, "Sign in");
     const box = h("dialog", { class: had ? "sign-in" : "sign-in first", "aria-labelledby": title });
+    const withProvider = h("div", {});
     const form = h("form", { on: { submit: onSubmit } },
       h("h2", { id: title, class: "brand" }, had ? "Sign in again" : "Graftwork console"),
       h("p", { class: "muted" }, had ? reason(error) : "Use the admin key, or a tenant's key. You see what that key may see."),
+      withProvider,
       field("Key", input, had ? "" : "The browser keeps a cookie that ends with the key, and never the key itself."),
       place, h("div", { class: "actions" }, button));
 
@@ -114,7 +131,19 @@ function askForKey(error) {
       }
     }
 
+    async function onReturn() {
+      put(place);
+      try {
+        if (!take(await call("GET"))) return void location.reload();
+        box.close("in");
+      } catch (failure) {
+        put(place, errorBox(failure));
+      }
+    }
+
     box.append(form);
+    if (!had) put(place, failedSignIn());
+    offerProvider(withProvider, had, onReturn);
     box.addEventListener("cancel", (event) => event.preventDefault());
     box.addEventListener("close", () => {
       if (box.returnValue !== "in") return box.showModal();
@@ -126,7 +155,46 @@ function askForKey(error) {
   });
 }
 
+/** Shows the way to the identity provider, if the server has one. Over a page, it opens beside it: the page stays. */
+async function offerProvider(place, had, onReturn) {
+  let provider = null;
+  try {
+    const answer = await fetch("console/sign-in/provider", { cache: "no-store", credentials: "same-origin" });
+    provider = (await answer.json()).provider;
+  } catch { /* keys still work */ }
+  if (!provider) return;
+  const words = h("span", {}, "Sign in with ", foreign(provider.name));
+  put(place,
+    had ? h("p", { class: "actions" },
+      h("a", { class: "button", href: "console/sign-in", target: "_blank", rel: "noopener", id: "sign-in-with" }, words),
+      h("button", { type: "button", on: { click: onReturn } }, "I have signed in"))
+      : h("p", { class: "actions" }, h("a", { class: "button", href: "console/sign-in", id: "sign-in-with" }, words)),
+    h("p", { class: "muted" }, "Or use a key:"));
+}
+
+const FAILURES = {
+  sign_in_denied: "The identity provider has refused the sign-in, or you have.",
+  sign_in_state: "This sign-in was not begun in this browser, or took too long. Begin again.",
+  sign_in_used: "This sign-in was used before. Begin again.",
+  no_role: "You have signed in, but have no role here. Ask the operator for one.",
+  person_suspended: "You are suspended. Ask the operator.",
+  oidc_provider_away: "The identity provider does not answer. Try again in a moment.",
+  no_oidc_provider: "This server has no identity provider. Use a key.",
+};
+
+/** Returns what went wrong with a sign-in that has just come back, and cleans the address; null without one. */
+function failedSignIn() {
+  const asked = new URLSearchParams(location.search);
+  const code = asked.get("sign_in");
+  if (code === null) return null;
+  const person = /^per_[0-9a-z]{1,40}$/.exec(asked.get("person") ?? "");
+  history.replaceState(null, "", location.pathname + location.hash);
+  const text = Object.hasOwn(FAILURES, code) ? FAILURES[code] : "The sign-in has failed. Begin again; the server's log has the reason.";
+  return h("p", { class: "error", role: "alert" }, text, person ? [" Your id is ", h("code", {}, person[0]), "."] : null);
+}
+
 function reason(error) {
+  if (error?.code === "access_ended") return "Your role here was taken back, or you are suspended. The page behind this keeps what you have typed.";
   const text = error?.code === "console_session_expired" ? "Your sign-in has ended." : "The key of this sign-in no longer works.";
   return `${text} The page behind this keeps what you have typed.`;
 }

@@ -33,21 +33,47 @@ from graftwork.api.sdk.transport.tools import run_tools
 T = TypeVar("T")
 
 
+FindToken = Callable[[bool], str | None]
+"""A function that returns the token of a person who has signed in: an operator's for True, a tenant's for False, or None.
+
+It may read a file, and ask the server and the identity provider for a new token.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The tenant's key and the admin key, or None for a key that the caller did not give.
 
-    `header` raises ConfigurationError if the key that a call needs is None.
+    `header` raises ConfigurationError if the key that a call needs is None and nobody has signed in.
     """
 
     tenant: str | None
     admin: str | None
+    find_token: FindToken | None = None
+    """Where the token of a person is found, for a key that is None."""
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether calls of an operator have a key, or there is no key at all and the person is an operator."""
+        if self.admin is not None or self.tenant is not None or self.find_token is None:
+            return self.admin is not None
+        try:
+            return self.find_token(True) is not None
+        except ConfigurationError:
+            return False
+
+    def must_find(self, call: Call) -> bool:
+        """Returns whether `header` may have to wait for a file or a server."""
+        return (self.admin if call.admin else self.tenant) is None and self.find_token is not None
 
     def header(self, call: Call) -> dict[str, str]:
         key = self.admin if call.admin else self.tenant
+        if key is None and self.find_token is not None:
+            key = self.find_token(call.admin)
         if key is None:
             argument, variable = ("admin_key", "ADMIN_KEY") if call.admin else ("api_key", "API_KEY")
-            raise ConfigurationError(f"This call needs a key: pass {argument}=… or set GRAFTWORK_{variable}.")
+            message = f"This call needs a key: pass {argument}=…, set GRAFTWORK_{variable}, or run `graftwork login`."
+            raise ConfigurationError(message)
         return {"authorization": f"Bearer {key}"}
 
 
@@ -65,6 +91,13 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
     return http.build_request(
         call.method, call.path, json=call.json, params=query, data=call.form, files=call.files, headers=headers
     )
+
+
+async def build_request_async(http: httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
+    """Builds the request as `build_request`, without blocking the event loop."""
+    if keys.must_find(call):
+        return await asyncio.to_thread(build_request, http, call, keys)
+    return build_request(http, call, keys)
 
 
 def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
@@ -190,7 +223,7 @@ class AsyncRuntime:
     async def _perform(self, effect: Effect) -> Any:
         match effect:
             case Send(call):
-                return await self.http.send(build_request(self.http, call, self.keys))
+                return await self.http.send(await build_request_async(self.http, call, self.keys))
             case OpenStream(call, connection):
                 return await self._open(call, connection)
             case ReadStream(connection):
@@ -205,7 +238,7 @@ class AsyncRuntime:
 
     async def _open(self, call: Call, connection: Connection) -> httpx.Response:
         await self.close_connection(connection)
-        response = await self.http.send(build_request(self.http, call, self.keys), stream=True)
+        response = await self.http.send(await build_request_async(self.http, call, self.keys), stream=True)
         connection.response = response
         if response.is_success:
             connection.chunks = response.aiter_bytes()

@@ -125,17 +125,24 @@ class KvCache:
         self.format = form or PlainKv(dtype)
         """How one head of one token is stored."""
         width = self.format.width(config.head_dim)
-        self.page_shape = (2, config.num_layers, page_tokens, config.num_kv_heads, width)
-        """The shape of one page as it is stored: keys and values of all layers."""
+        layer_bytes = 2 * page_tokens * config.num_kv_heads * _head_bytes(config, self.format)
+        num_parts, first = config.page_layers(layer_bytes), config.state_parts(layer_bytes)
+        self.page_shape = (2, num_parts, page_tokens, config.num_kv_heads, width)
+        """The shape of one page as it is stored: keys and values of all layers that have some. If the model has recurrent
+        layers, the first parts of both hold the state after the page's last computed token (see state_pages.py).
+        """
         elements = torch.Size(self.page_shape).numel()
         frames = device_memory.frames.view(self.format.storage_dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
-        self._layers = [(self._pages[:, 0, layer], self._pages[:, 1, layer]) for layer in range(config.num_layers)]
-        self.gates = LayerGates()
+        places = {layer: place for place, layer in enumerate(config.kv_layers, start=first)}
+        self._layers = {layer: (self._pages[:, 0, place], self._pages[:, 1, place]) for layer, place in places.items()}
+        recurrent = () if config.recurrence is None else config.recurrence.layers
+        self.gates = LayerGates(places | dict.fromkeys(recurrent, first - 1))
         """The gates that attention waits for before it reads a layer."""
 
     @property
     def num_layers(self) -> int:
+        """The number of parts of a page that are copied one by one."""
         return self.page_shape[1]
 
     @property
@@ -173,10 +180,15 @@ class KvCache:
 
 
 def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype, form: KvFormat | None = None) -> int:
-    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers.
+    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers, and the recurrent
+    state after them.
 
     `dtype` and `form` are those of KvCache.
     """
-    own = form or PlainKv(dtype)
-    head_bytes = own.width(config.head_dim) * own.storage_dtype.itemsize
-    return config.kv_page_bytes(page_tokens, 1) // config.head_dim * head_bytes
+    layer_bytes = 2 * page_tokens * config.num_kv_heads * _head_bytes(config, form or PlainKv(dtype))
+    return config.page_layers(layer_bytes) * layer_bytes
+
+
+def _head_bytes(config: ModelConfig, form: KvFormat) -> int:
+    """Returns the bytes of the key or the value of one token in one head."""
+    return form.width(config.head_dim) * form.storage_dtype.itemsize

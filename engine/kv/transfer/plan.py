@@ -19,7 +19,7 @@ event that the copy stream recorded. Invariant: a layer is never read before its
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Condition
@@ -104,7 +104,9 @@ class LayerGates:
     Selects the gates that the next step waits for. Only the thread of the engine's loop may use this class.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: Mapping[int, int] | None = None) -> None:
+        """`places` has the part of a page that each of the model's layers reads; without it, part n is layer n's."""
+        self._places = places or {}
         self._gates: dict[Hashable, LayerGate] = {}
         self._selected: tuple[LayerGate, ...] = ()
         self.selected_loads: tuple[Hashable, ...] = ()
@@ -140,7 +142,7 @@ class LayerGates:
         Raises LoadFailed if one of these loads failed before it copied this layer.
         """
         for gate in self._selected:
-            gate.wait(layer)
+            gate.wait(self._places.get(layer, layer))
 
     def check_integrity(self) -> None:
         """Checks the gate of every running load. A gate records which layers of the load a step may read already."""

@@ -95,6 +95,8 @@ class RequestState:
     """How many prompt tokens had to be computed when that was last asked, while the request waited for its first run; None
     if nobody has asked.
     """
+    place: int = 0
+    """The number of the request's place in the batch while it runs."""
     started_at_step: int = 0
     """How many steps had ended when the request got its present place in the batch."""
     is_admitted: bool = False

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -73,10 +74,13 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def listening_gateway(data_dir: Path, model: Path, database: Path) -> Iterator[LiveGateway]:
-    """Runs a gateway with one tenant, `acme`. `database` is an upgraded SQLite file, which is copied."""
+def listening_gateway(data_dir: Path, model: Path, database: Path, **changes: Any) -> Iterator[LiveGateway]:
+    """Runs a gateway with one tenant, `acme`. `database` is an upgraded SQLite file, which is copied.
+
+    `changes` are settings that differ.
+    """
     shutil.copy(database, data_dir / "graftwork.db")
-    settings = Settings(data_dir=data_dir, model=model, admin_key=ADMIN_KEY, pepper="a pepper for tests")
+    settings = Settings(data_dir=data_dir, model=model, admin_key=ADMIN_KEY, pepper="a pepper for tests", **changes)
     engine, listening = QueuedTextEngine(), threading.Event()
     started: list[tuple[_Server, str]] = []
 

@@ -11,10 +11,11 @@ from graftwork.api.cli.main import build_app
 from tests.api.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|probe|demo|doctor|completion|top|ask|models|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
-bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|model check|usage|usage export|trace|audit|
-db upgrade|db downgrade|db current|db erasures list|db erasures apply|db master-key create|db master-key rotate|db master-key rewrap|
+bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|model check|usage|usage export|usage check|trace|audit|
+db upgrade|db downgrade|db current|db export-usage|db erasures list|db erasures apply|db master-key create|db master-key rotate|db master-key rewrap|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|tenants export|tenants retention|
-keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
+keys create|keys list|keys rotate|keys revoke|login|logout|whoami|people list|people show|people add|people grant|
+people revoke|people suspend|people resume|people delete|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
 replicas drain|adapters push|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
 adapters rollouts start|adapters rollouts list|adapters rollouts show|adapters rollouts cancel|adapters verify|
 sessions list|sessions show|sessions chat|sessions close|
@@ -80,7 +81,8 @@ DIFFERENT = {
     "--seconds": 2,  # of one phase and of a longer one
     "--tag": 2,  # to set, and to filter by
     "--temperature": 2,  # of a question, and of a session
-    "--tenant": 4,  # traced, with prices shown, with prices set, and with usage
+    "--tenant": 5,  # traced, with prices shown, with prices set, with usage, and to act in
+    "--url": 2,  # to measure, and to sign in at
 }
 """The flags that mean different things in different commands, and how many. Every other flag is stated once."""
 
@@ -98,8 +100,12 @@ def test_a_flag_is_the_same_in_all_commands() -> None:
     assert {flag: len(found) for flag, found in forms.items() if len(found) > 1} == DIFFERENT
 
 
-DATA = [name for name in COMMANDS if name.split()[0] in ("tenants", "keys", "quotas", "prices", "adapters", "audit")]
-DATA += ["usage", "plan", "sessions list", "sessions show", "sessions close", "db current", "demo"]
+DATA = [
+    name
+    for name in COMMANDS
+    if name.split()[0] in ("tenants", "keys", "quotas", "people", "prices", "adapters", "audit")
+]
+DATA += ["usage", "plan", "sessions list", "sessions show", "sessions close", "db current", "demo", "login", "whoami"]
 
 
 @pytest.mark.parametrize("command", DATA)

@@ -75,15 +75,18 @@ class ConsoleTenant:
 
 @contextmanager
 def console_server(
-    folder: Path, engines: int = 1, objectives: str = "", template: str | None = None
+    folder: Path, engines: int = 1, objectives: str = "", template: str | None = None, **changes: Any
 ) -> Iterator[ConsoleServer]:
-    """Runs a gateway with its data in `folder`, over so many engines. `template` is another chat template."""
+    """Runs a gateway with its data in `folder`, over so many engines. `template` is another chat template.
+
+    `changes` are settings that differ.
+    """
     models = tuple(ConsoleModel() for _ in range(engines))
     model_folder = write_model_folder(folder / "tiny", CONTEXT_TOKENS)
     if template is not None:
         (model_folder / "chat_template.jinja").write_text(template)
     settings = gateway_settings(folder, model_folder)
-    settings = replace(settings, objectives=parse_objectives(objectives))
+    settings = replace(settings, objectives=parse_objectives(objectives), **changes)
     started: list[ConsoleServer] = []
     stop: list[Callable[[], None]] = []
     ready = threading.Event()

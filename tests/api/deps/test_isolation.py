@@ -10,7 +10,7 @@ import pytest
 
 from graftwork.platform.ledger.price_keeper import NewPrices
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
-from tests.api.signed_in import sign_in
+from tests.api.signed_in import SENDERS, send_as
 
 UNKNOWN = {
     "session_id": "ses_00000000000000000000000000",
@@ -101,16 +101,15 @@ async def owned_batches(tenant: TestTenant) -> dict[str, str]:
     return {"file_id": file["id"], "batch_id": batch["id"], "message_batch_id": messages["id"]}
 
 
-@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
-async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
+@pytest.mark.parametrize("sender", SENDERS)
+async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
     """For every route of the OpenAPI document, B gets the same 404 for A's id as for one that nobody has.
 
-    This holds with a key, and with the cookie of the web console.
+    This holds with a key, with the cookie of the web console for it, and for a person who has signed in.
     """
     owned = await owned_ids(tenant)
     other = await gateway.tenant("Other")
-    if has_cookie:
-        await sign_in(other.client)
+    await send_as(gateway, other, sender)
     checked = 0
     for method, path, names in tenant_routes(gateway):
         body = BODIES.get(f"{method} {path}", {})
@@ -126,12 +125,11 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: b
     assert checked >= 20
 
 
-@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
-async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
+@pytest.mark.parametrize("sender", SENDERS)
+async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
     """The owner's same requests are not a 404, so the requests of `test_ids_of_others` are valid."""
     owned = await owned_ids(tenant)
-    if has_cookie:
-        await sign_in(tenant.client)
+    await send_as(gateway, tenant, sender)
     for method, path, _ in tenant_routes(gateway):
         if method == "GET":
             assert (await tenant.client.get(path.format(**owned))).status_code == 200, path
@@ -154,13 +152,12 @@ async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> No
             )
 
 
-@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
-async def test_models_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
+@pytest.mark.parametrize("sender", SENDERS)
+async def test_models_of_others(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
     """Another tenant's adapter cannot be used under any of its names, and lists do not show it."""
     await owned_ids(tenant)
     other = await gateway.tenant("Other")
-    if has_cookie:
-        await sign_in(other.client)
+    await send_as(gateway, other, sender)
     for model in ("pirate", "pirate@1", "pirate@prod"):
         answer = await other.client.post("/v1/completions", json={"model": model, "prompt": "x"})
 
@@ -170,16 +167,15 @@ async def test_models_of_others(gateway: Gateway, tenant: TestTenant, has_cookie
         assert (await other.client.get(path)).json()["data"] == []
 
 
-@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
-async def test_prices_and_costs_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
+@pytest.mark.parametrize("sender", SENDERS)
+async def test_prices_and_costs_of_others(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
     """B sees neither A's prices nor A's costs, even if it names A, and the operator's routes refuse it."""
     rates = {"input": "0.5", "output": "1.5"}
     await gateway.resources.admin.prices.set(NewPrices(rates, "USD", tenant.id))
     await tenant.client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
     other = await gateway.tenant("Other")
-    if has_cookie:
-        await sign_in(other.client)
-        await sign_in(tenant.client)
+    for holder in (other, tenant):
+        await send_as(gateway, holder, sender)
     month = datetime.fromtimestamp(gateway.clock.now(), UTC).strftime("%Y-%m")
     query = {"tenant_id": tenant.id, "month": month}
     own = (await tenant.client.get("/v1/usage/invoice", params=query)).json()

@@ -10,7 +10,7 @@ from graftwork.platform.keys.scopes import Scope
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat
 from tests.api.signed_in import signed_in
 
-FREE = re.compile(r"GET /v1/(adapters|models|requests)\b.*")
+FREE = re.compile(r"GET /v1/(adapters|models|requests|auth/whoami)\b.*|POST /v1/auth/tokens")
 NEEDED = {
     Scope.ADAPTERS: re.compile(r"(POST|PUT|PATCH|DELETE) /v1/adapters\b.*"),
     Scope.USAGE: re.compile(r"GET /v1/(usage|quota|prices|overview|invoices?|retention)\b.*"),

@@ -8,6 +8,7 @@ import pytest
 from graftwork.api.rights.retention_routes import DataRetentionBody
 from graftwork.platform.answers.data_rights import MIN_USAGE_DAYS, Retention
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
+from tests.api.routes.test_erasure import roll_up
 
 DAY_S = 86_400.0
 
@@ -52,6 +53,7 @@ async def test_each_kind_of_data_is_deleted_after_its_days(gateway_on_either: Ga
     await keep(gateway, tenant, session_days=20, response_days=10, file_days=5, usage_days=MIN_USAGE_DAYS)
     mine, others = await leave_some(tenant), await leave_some(other)
     everything = set(mine)
+    await roll_up(gateway)
 
     states = []
     for days in (4.9, 0.2, 4.8, 0.2, 9.8, 0.2):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from tests.api.in_process_gateway import Gateway, gateway_settings, open_gateway
-from tests.api.signed_in import signed_in
+from tests.api.signed_in import role_in, sign_in_person, signed_in
 
 WITHIN_S = 60
 
@@ -72,3 +73,23 @@ async def test_last_use_is_stored_when_a_gateway_ends(two: tuple[Gateway, Gatewa
 
     (shown,) = (await first.admin.get(path)).json()["data"]
     assert shown["last_used_at"] == second.clock.now()
+
+
+async def test_a_suspended_person_is_out_at_the_other_gateway(two: tuple[Gateway, Gateway]) -> None:
+    """Sessions of a person, in a tenant and as an operator, end at a gateway that was not told, and other people's go on."""
+    first, second = two
+    tenant = await first.tenant()
+    async with AsyncExitStack() as stack:
+        member, operator, other = [await stack.enter_async_context(second.client("")) for _ in range(3)]
+        person = await sign_in_person(second, member, role_in(tenant.id))
+        boss = await sign_in_person(second, operator, "operator")
+        await sign_in_person(second, other, role_in(tenant.id))
+        for client, path in ((member, "/v1/models"), (operator, "/v1/admin/tenants"), (other, "/v1/models")):
+            assert (await client.get(path)).status_code == 200
+
+        for one in (person, boss):
+            await first.resources.people.people.suspend(one.id)
+
+        assert (await once_refused(member)).status_code == 401
+        assert (await operator.get("/v1/admin/tenants")).status_code == 401
+        assert (await other.get("/v1/models")).status_code == 200

@@ -83,15 +83,20 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
     kinds = ("adapters", "tenants")
     rows = (
         "batches",
+        "engine reports",
         "exports",
         "files",
         "idempotency keys",
         "old alerts",
         "old data",
+        "old engine reports",
         "old months",
+        "old usage",
         "responses",
         "sessions",
         "usage journals",
+        "used sign-ins",
+        "usage sums",
     )
     names = (*(f"deleted {kind}" for kind in kinds), *rows)
     assert during == sorted(f"the sweep of {name}" for name in names)

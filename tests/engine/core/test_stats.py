@@ -45,11 +45,14 @@ def test_the_metrics_keep_their_names() -> None:
             "graftwork_kernel_fallbacks": {
                 (one,) for one in ("rows", "attention", "lora", "sampler", "graphs", "experts")
             },
-            "graftwork_draft_tokens_total": {("forced",), ("accepted",), ("rejected",)},
+            "graftwork_draft_tokens_total": {
+                ("grammar", "forced"),
+                *((drafter, result) for drafter in ("lookup", "model") for result in ("accepted", "rejected")),
+            },
             "graftwork_engine_memory_bytes": {
                 *(("host", owner) for owner in ("weights", "device_kv", "host_kv", "adapters")),
                 *(("host", owner) for owner in ("grammars", "drafts", "workspace", "other")),
-                *(("gpu", owner) for owner in ("weights", "device_kv", "adapters", "workspace")),
+                *(("gpu", owner) for owner in ("weights", "device_kv", "adapters", "drafts", "workspace")),
             },
         }.items()
     )
@@ -57,9 +60,18 @@ def test_the_metrics_keep_their_names() -> None:
 
 def test_the_results_of_drafts_are_disjoint() -> None:
     """Each verified draft token is shown under one result, so that their sum is what was drafted."""
-    stats = EngineStats(forced_drafts=2, accepted_drafts=4, rejected_drafts=4)
+    stats = EngineStats(
+        forced_drafts=2, accepted_drafts=4, rejected_drafts=4, model_accepted_drafts=16, model_rejected_drafts=32
+    )
 
-    shown = {dict(metric.labels).get("result"): value for metric, value in samples(stats)}
+    found = [(dict(metric.labels), value) for metric, value in samples(stats)]
+    shown = {(labels["drafter"], labels["result"]): value for labels, value in found if "drafter" in labels}
 
-    assert (shown["forced"], shown["accepted"], shown["rejected"]) == (2, 4, 4)
-    assert (stats.accepted_tokens, stats.drafted_tokens) == (6, 10)
+    assert shown == {
+        ("grammar", "forced"): 2,
+        ("lookup", "accepted"): 4,
+        ("lookup", "rejected"): 4,
+        ("model", "accepted"): 16,
+        ("model", "rejected"): 32,
+    }
+    assert (stats.accepted_tokens, stats.drafted_tokens) == (22, 58)

@@ -12,6 +12,8 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.evaluation.comparison import Divergence, DivergenceMeter, LikelihoodMeter, ParentRows, TextFigures
 from graftwork.engine.evaluation.gate import Limits, judge
 from graftwork.engine.evaluation.text_scorer import TextScorer
+from tests.engine.families import load_model, make_family
+from tests.engine.hybrid_families import HYBRID_FAMILIES
 
 SIZES = LlamaConfig(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -47,6 +49,27 @@ def scorer(folder: Path) -> TextScorer:
         model=folder, dtype="float32", device="cpu", device_bytes=4 * 2**20, host_kv_bytes=0, max_batch_tokens=48
     )
     return TextScorer(config)
+
+
+def test_recurrent_layers_are_scored_as_transformers_does(tmp_path: Path) -> None:
+    """The perplexity of a model with recurrent layers is that of transformers' logits, over chunks and several texts."""
+    folder = make_family(HYBRID_FAMILIES["granite-hybrid-groups"], tmp_path, ()).folder
+    texts = [[token % 97 for token in text[:60]] for text in TEXTS]
+    model, meter = load_model(folder).train(False), LikelihoodMeter(texts)
+
+    own = scorer(folder)
+    own.score(texts, meter.take)
+    own.close()
+
+    with torch.inference_mode():
+        losses = [
+            torch.nn.functional.cross_entropy(
+                model(torch.tensor([text])).logits[0, :-1].double(), torch.tensor(text[1:]), reduction="sum"
+            )
+            for text in texts
+        ]
+    expected = math.exp(float(sum(losses)) / sum(len(text) - 1 for text in texts))
+    assert meter.figures().perplexity == pytest.approx(expected, rel=1e-5)
 
 
 def test_figures_are_those_of_transformers(tmp_path: Path) -> None:

@@ -199,12 +199,16 @@ def test_a_grammar_crosses_the_wire(source: GrammarSource | None) -> None:
     assert request_from_wire(request_to_wire(request)) == request
 
 
-def test_drafts_change_no_constrained_answer() -> None:
+@pytest.mark.parametrize("draft_model", [None, MODEL], ids=["lookup", "model"])
+def test_drafts_change_no_constrained_answer(draft_model: Path | None) -> None:
     """Constrained and free answers, greedy or sampled, have the same tokens with drafts and without, and some drafts
     come from the grammar."""
-    plain, guesser = DemoEngine(max_draft_tokens=0), DemoEngine(ManualClock())
-    for num_rows in range(1, 400):  # it believes its rows to cost nothing, and verifies all that it can
-        guesser.engine.scheduler.speculator.cost.record(num_rows, 1.0)
+    plain, guesser = DemoEngine(max_draft_tokens=0), DemoEngine(ManualClock(), draft_model=draft_model)
+    speculator = guesser.engine.scheduler.speculator
+    for num_rows in range(1, 400):  # it believes rows and guesses to cost nothing, and verifies all that it can
+        speculator.cost.record(num_rows, 1.0)
+        if speculator.model_drafter is not None:
+            speculator.model_drafter.pass_cost.record(num_rows, 0.001)
     sources = [None, *(grammar(GrammarKind.JSON_SCHEMA, one) for one in (CITY, CLOSED)), grammar(GrammarKind.STRUCTURAL_TAG, TAG)]  # fmt: skip
     jobs: list[dict[str, Any]] = [
         {"prompt": [20 + number, *PROMPT], "grammar": source, "temperature": temperature, "seed": 5, "max_tokens": 60}
@@ -221,6 +225,7 @@ def test_drafts_change_no_constrained_answer() -> None:
 
     assert [outcome.token_ids for outcome in guessing] == 3 * [outcome.token_ids for outcome in alone]
     assert sum(outcome.drafts.forced_tokens for outcome in guessing) > 20
+    assert (speculator.counts.model_accepted > 200) == (draft_model is not None)
     assert all(outcome.drafts.drafted_tokens == 0 for outcome in alone)
 
 

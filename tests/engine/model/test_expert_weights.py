@@ -13,9 +13,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.mlp_weights import RoutedWeights
-from graftwork.engine.model.mxfp4 import from_mxfp4
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.parallel.ranks import check_divisible
+from graftwork.engine.quantization.mxfp4 import from_mxfp4
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.expert_families import EXPERT_FAMILIES
 

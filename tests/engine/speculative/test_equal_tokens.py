@@ -23,13 +23,16 @@ Requests = list[dict[str, Any]]
 
 
 def open_engine(models: RandomModels, max_draft_tokens: int, **options: Any) -> EngineDriver:
-    """Returns an engine for which rows cost nothing, so that it verifies every draft."""
+    """Returns an engine for which rows and passes of a draft model cost nothing, so that it verifies every draft."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     config = EngineConfig(model=models.base, max_draft_tokens=max_draft_tokens, **settings)
     driver = EngineDriver(build_engine(config, lambda _: models.source, ManualClock()))
     driver.warm(*VARIANTS)
+    speculator = driver.engine.scheduler.speculator
     for num_rows in range(1, 400):
-        driver.engine.scheduler.speculator.cost.record(num_rows, 1.0)
+        speculator.cost.record(num_rows, 1.0)
+        if speculator.model_drafter is not None:
+            speculator.model_drafter.pass_cost.record(num_rows, 0.001)
     return driver
 
 

@@ -39,7 +39,7 @@ def test_a_ticket_is_read_as_it_was_written(ticket: ConsoleTicket) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"until": 10**6}, {"began": 0}, {"public_id": "another"}, {"kind": KeyKind.ADMIN}, {"session": "0" * 32}],
+    [{"until": 10**6}, {"ends": 10**7}, {"public_id": "another"}, {"kind": KeyKind.ADMIN}, {"session": "0" * 32}],
     ids=lambda change: next(iter(change)),
 )
 def test_no_part_can_be_changed(ticket: ConsoleTicket, change: dict[str, object]) -> None:

@@ -313,7 +313,9 @@ def test_a_key_that_is_logged_by_mistake_is_blotted_out() -> None:
 async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy, manual_clock: ManualClock) -> None:
     """The wrong kind of a right key is a 403; a wrong key is a 401 at both doors."""
     admin_key = AdminKey(ADMIN_KEY, PEPPER, manual_clock)
-    gate = Authenticator(tenancy, admin_key, WrongKeyLimit(manual_clock, burst=20), RecentKeys(manual_clock))
+    gate = Authenticator(
+        tenancy, admin_key, WrongKeyLimit(manual_clock, burst=20), RecentKeys(manual_clock), manual_clock
+    )
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
 

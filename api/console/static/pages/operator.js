@@ -14,7 +14,7 @@ export async function showAudit({ signal }) {
     columns: [
       { label: "Act", cell: (entry) => h("code", {}, entry.action) },
       { label: "When", cell: (entry) => h("time", { datetime: new Date(entry.at * 1000).toISOString(), title: moment(entry.at) }, ago(entry.at)) },
-      { label: "Who", cell: (entry) => foreign(entry.actor) },
+      { label: "Who", cell: (entry) => h("span", { title: entry.actor }, foreign(entry.actor_name ?? entry.actor)) },
       { label: "Tenant", cell: (entry) => entry.tenant_id ? h("a", { href: `#/tenants/${encodeURIComponent(entry.tenant_id)}` }, h("code", {}, entry.tenant_id)) : null },
       { label: "Details", clip: true, cell: (entry) => h("code", { class: "small muted" }, foreign(JSON.stringify(entry.details))) },
     ],

@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from graftwork.api.cli.plan.energy import EnergyReading, energy_between, read_energy
 from graftwork.api.cli.plan.planner import BUSY_SHARE, Demand, make_plan
-from graftwork.api.cli.plan.sizes import PAGE_TOKENS, ModelSizes
+from graftwork.api.cli.plan.sizes import ModelSizes
 from graftwork.api.cli.plan.speeds import DEVICES, Level, MeasuredSpeed, RooflineSpeed
 from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.engine.kv.transfer.device_memory import bytes_per_page
 from tests.api.cli.conftest import Graftwork
 from tests.engine.expert_families import EXPERT_FAMILIES
+from tests.engine.hybrid_families import HYBRID_FAMILIES
 
 DEMO = Path("demo/model")
 LLAMA_8B = {
@@ -37,6 +38,9 @@ LLAMA_8B = {
     "eos_token_id": 128001,
     "torch_dtype": "bfloat16",
 }
+
+
+PAGE_TOKENS = 16
 
 
 @pytest.fixture
@@ -67,6 +71,27 @@ def test_weights_of_experts_are_those_of_the_file(tmp_path: Path, name: str) -> 
 
     assert sizes.weights_bytes == stored_bytes(tmp_path / "model.safetensors")
     assert 0 < sizes.token_flops < 2 * sizes.parameters
+
+
+@pytest.mark.parametrize("name", HYBRID_FAMILIES)
+def test_sizes_of_recurrent_layers_are_those_of_the_file_and_the_engine(tmp_path: Path, name: str) -> None:
+    """Convolutions, step sizes, skips and norms count as weights, and states as bytes of pages."""
+    model: Any = AutoModelForCausalLM.from_config(HYBRID_FAMILIES[name], dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path)
+
+    sizes = ModelSizes.read(tmp_path)
+
+    assert sizes.weights_bytes == stored_bytes(tmp_path / "model.safetensors")
+    page_tokens = sizes.model.page_tokens
+    page = bytes_per_page(sizes.model, page_tokens, torch.float32)
+    assert sizes.kv_bytes(page_tokens + 1) == 2 * page
+    states = sum(
+        4 * (layer.num_heads * layer.head_dim * layer.ssm_state_size + layer.conv_dim * (layer.conv_kernel_size - 1))
+        for layer in model.modules()
+        if type(layer).__name__ == "GraniteMoeHybridMambaLayer"
+    )
+    keys_and_values = sum(name.endswith("k_proj.weight") for name in model.state_dict()) * page_tokens * 2 * 16 * 4
+    assert states + keys_and_values <= page <= 1.5 * states + keys_and_values + 2 * page_tokens * 16 * 4
 
 
 def test_a_known_model_has_its_known_sizes(llama: Path) -> None:

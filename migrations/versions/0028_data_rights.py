@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0026_data_rights"
-down_revision = "0025_batches"
+revision = "0028_data_rights"
+down_revision = "0027_usage_sums"
 branch_labels = None
 depends_on = None
 

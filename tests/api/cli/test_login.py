@@ -1,0 +1,169 @@
+"""Tests of a person's own sign-in at the command line, and of the operator's commands for people."""
+
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from graftwork import AsyncGraftwork, Graftwork
+from graftwork.api.sdk.login.login import Logins
+from graftwork.api.sdk.login.login_file import LoginFile
+from graftwork.platform.clock import SystemClock
+from tests.api.cli.conftest import Graftwork as Command
+from tests.api.cli.live_gateway import LiveGateway, listening_gateway
+from tests.api.in_process_gateway import ADMIN_KEY, write_model_folder
+from tests.identity_provider import CLI, CONSOLE, IdentityProvider, listening_provider
+
+
+@dataclass(frozen=True)
+class Place:
+    """A gateway that listens, with its provider."""
+
+    live: LiveGateway
+    provider: IdentityProvider
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[Place]:
+    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
+    with listening_provider(SystemClock().now) as provider:
+        provider.interval_s = 0.001
+        settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CONSOLE, "oidc_cli_client_id": CLI}
+        with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template, **settings) as live:
+            yield Place(live, provider)
+
+
+@pytest.fixture
+def own(place: Place, graftwork: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command line of somebody without a key, with an own folder of settings."""
+    monkeypatch.setenv("GRAFTWORK_URL", place.live.url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return graftwork
+
+
+@pytest.fixture
+def operate(own: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The same with the admin key."""
+
+    def run(*arguments: str, input: str | None = None) -> object:
+        with monkeypatch.context() as patched:
+            patched.setenv("GRAFTWORK_ADMIN_KEY", ADMIN_KEY)
+            result = own(*arguments, input=input)
+        assert result.exit_code == 0, result.output
+        return result
+
+    return run  # type: ignore[return-value]
+
+
+def test_from_a_sign_in_to_a_sign_out(place: Place, own: Command, operate: Command, tmp_path: Path) -> None:
+    """A person is added and gets roles, signs in, acts as both, and is nobody after signing out."""
+    operate("people", "add", "ada", "--email", "ada@example.com")
+    operate("people", "grant", "ada@example.com", "tenant-member:acme")
+    operate("people", "grant", "ada", "operator")
+    place.provider.subject, place.provider.device_answers = "ada", ["authorization_pending"]
+
+    login = own("login")
+    who = own("whoami")
+    asked = own("ask", "tiny", "Who are you?")
+    listed = own("people", "list", "--json")
+    token_file = tmp_path / "graftwork" / "logins.json"
+    mode = stat.S_IMODE(token_file.stat().st_mode)
+    out = own("logout")
+    after = own("models")
+
+    assert login.exit_code == 0, login.output
+    assert "WDJB-MJHT" in login.output
+    assert "Signed in as ada@example.com; you act an operator and in ten_" in login.output
+    assert "ada@example.com" in who.output
+    assert "inference, read, usage" in who.output
+    assert asked.exit_code == 0, asked.output
+    assert "tenant-member:ten_" in json.loads(listed.output)["data"][0]["roles"][1]
+    assert mode == 0o600
+    assert "Signed out" in out.output
+    assert (after.exit_code, "graftwork login" in after.output) == (1, True)
+    for printed in (login, who, listed, out):
+        assert "gwc_" not in printed.output
+        assert "eyJ" not in printed.output
+
+
+def test_a_suspension_reaches_the_command_line(place: Place, own: Command, operate: Command) -> None:
+    """A person who is suspended is refused at the next command, cannot sign in, and can after `resume`."""
+    operate("people", "add", "bob")
+    operate("people", "grant", "bob", "tenant-viewer:acme")
+    place.provider.subject = "bob"
+    assert own("login").exit_code == 0
+    assert own("models").exit_code == 0
+
+    operate("people", "suspend", "bob", "--yes")
+    refused, again = own("models"), own("login")
+    operate("people", "resume", "bob")
+    resumed = own("login")
+
+    assert (refused.exit_code, again.exit_code, resumed.exit_code) == (1, 1, 0)
+    assert "Your sign-in has ended" in refused.output
+    assert "You are suspended" in again.output
+
+
+def test_a_stranger_is_told_what_to_ask_for(place: Place, own: Command) -> None:
+    """Somebody without a role is signed in nowhere, and learns the id to tell the operator."""
+    place.provider.subject = "eve"
+
+    result = own("login")
+
+    assert result.exit_code == 1
+    assert "has no role here; ask the operator for one" in result.output
+    assert "per_" in result.output
+
+
+async def test_the_sdk_acts_as_the_person_and_renews(
+    place: Place, own: Command, operate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clients without a key use the sign-in, and take a new token with the refresh token when theirs has ended."""
+    operate("people", "add", "cy")
+    operate("people", "grant", "cy", "tenant-member:acme")
+    place.provider.subject = "cy"
+    assert own("login").exit_code == 0
+    file = LoginFile()
+    first = file.find(place.live.url)
+    assert first is not None
+    file.keep(replace(first, expires_at=0.0))
+
+    async with AsyncGraftwork() as client:
+        shown = await client.auth.whoami()
+    second = file.find(place.live.url)
+    with Graftwork(api_key=place.live.key) as with_key:
+        by_key = with_key.auth.whoami()
+
+    assert second is not None
+    assert (shown.kind, second.tenant_id) == ("person", first.tenant_id)
+    assert second.tenant_token != first.tenant_token
+    assert second.refresh_token != first.refresh_token
+    assert by_key.kind == "key"
+    place.provider.refreshes.clear()
+    file.keep(replace(second, expires_at=0.0))
+    ended = own("models")
+    assert (ended.exit_code, "run `graftwork login` again" in ended.output) == (1, True)
+
+
+def test_a_server_without_a_provider(live: LiveGateway, own: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that offers no sign-in says so, and stores nothing."""
+    result = own("login", "--url", live.url)
+
+    assert result.exit_code == 1
+    assert "offers no sign-in" in result.output
+    assert Logins().token(live.url, admin=False) is None
+
+
+def test_two_people_of_one_address(own: Command, operate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An e-mail address that two people have names neither."""
+    for subject in ("twin-1", "twin-2"):
+        operate("people", "add", subject, "--email", "twins@example.com")
+    monkeypatch.setenv("GRAFTWORK_ADMIN_KEY", ADMIN_KEY)
+
+    result = own("people", "grant", "twins@example.com", "operator")
+
+    assert result.exit_code == 1
+    assert "2 people are known as 'twins@example.com'; give an id: per_" in result.output

@@ -1,0 +1,118 @@
+"""Tests that the ledger has what the engines reported after engines and gateways were killed."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.conftest import free_port, select_nothing_for
+from tests.end_to_end.test_fleet import TwoEngines
+
+_LOOKS = 600
+_AGENTS = 6
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[TwoEngines]:
+    """A server with two engines, which the test kills."""
+    settings = {"GRAFTWORK_REPLICAS": "2", "GRAFTWORK_LEASE_S": "2"}
+    server = TwoEngines(tmp_path, free_port(), settings)
+    server.start()
+    yield server
+    if server.process is not None and server.process.poll() is None:
+        server.kill()
+
+
+def check(server: TwoEngines) -> dict[str, Any]:
+    with server.admin() as admin:
+        answer = admin.get("/v1/admin/usage/check", params={"settled_s": 0})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def settled(server: TwoEngines, requests: int) -> dict[str, Any]:
+    """The check, once it has so many requests and no difference."""
+    body = check(server)
+    for _ in range(_LOOKS):
+        if body["differences"] == 0 and sum(one["requests"] for one in body["compared"]) >= requests:
+            return body
+        select_nothing_for(0.1)
+        body = check(server)
+    raise AssertionError(f"the ledger and the engines' reports differ: {json.dumps(body, indent=1)}")
+
+
+def reported(body: dict[str, Any], field: str) -> int:
+    return sum(int(one["reported"][field]) for one in body["compared"])
+
+
+def stream(server: TwoEngines, number: int, leave_after: int | None = None) -> int:
+    """Streams a completion of 200 tokens, and returns its pieces. Leaves after some of them; a killed server cuts it."""
+    body = {"model": "graftwork-demo", "prompt": f"Number {number}: the harbour", "max_tokens": 200, "ignore_eos": True}
+    pieces = 0
+    try:
+        with (
+            server.tenant() as client,
+            client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer,
+        ):
+            for line in answer.iter_lines():
+                pieces += line.startswith("data: {")
+                if pieces == leave_after:
+                    break
+    except httpx.TransportError:
+        pass
+    return pieces
+
+
+def take_turn(server: TwoEngines, number: int) -> int:
+    """Runs a turn of a new session to whatever end it has. Returns 1."""
+    try:
+        with server.tenant() as client:
+            session = client.post("/v1/sessions", json={"model": "graftwork-demo"}).json()["id"]
+            sampling = {"max_tokens": 200, "ignore_eos": True}
+            client.post(f"/v1/sessions/{session}/turns", json={"input": f"Number {number}", "sampling": sampling})
+    except httpx.TransportError:
+        pass
+    return 1
+
+
+def work(server: TwoEngines, threads: ThreadPoolExecutor) -> list[Any]:
+    """Begins streams, turns and a client that leaves; returns once all have begun."""
+    running = [threads.submit(stream, server, number) for number in range(_AGENTS)]
+    running += [threads.submit(take_turn, server, number) for number in range(2)]
+    running.append(threads.submit(stream, server, 99, 5))
+    for _ in range(_LOOKS):
+        replicas = server.replicas().values()
+        if sum(one.get("running_requests", 0) for one in replicas) >= _AGENTS:
+            return running
+        select_nothing_for(0.05)
+    raise AssertionError(f"the work never began: {server.replicas()}")
+
+
+def test_the_ledger_has_what_the_engines_reported_after_chaos(fleet: TwoEngines) -> None:
+    """With all at peace, the reports are what the engines have counted. After a lost engine, clients that left and a
+    gateway that was killed with its engines, no request differs from its reports."""
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda number: stream(fleet, number), range(4)))
+    peace = settled(fleet, 4)
+    counted = {name: sum(one[name] for one in peace["engines"]) for name in ("prompt_tokens", "generated_tokens")}
+    names = {"prompt_tokens": "prompt_tokens", "generated_tokens": "completion_tokens"}
+    assert counted == {name: reported(peace, field) for name, field in names.items()}
+
+    with ThreadPoolExecutor(_AGENTS + 3) as threads:
+        running = work(fleet, threads)
+        fleet.kill_replica(min(fleet.replicas()))
+        assert all(one.result() for one in running)
+        settled(fleet, 4 + len(running))
+        fleet.when_ready()
+        running = work(fleet, threads)
+        fleet.kill()
+    fleet.start()
+
+    end = settled(fleet, 4 + 2 * len(running))
+    assert {one["verdict"] for one in end["compared"]} >= {"agrees", "again", "interrupted"}
+    assert end["differences"] == 0
