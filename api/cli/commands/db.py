@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.commands import erasures, master_keys
+from graftwork.api.cli.admin import erasures, master_keys
 from graftwork.api.cli.console.database import open_database
 from graftwork.api.cli.console.flags import DatabaseUrl, DataDir
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, show_facts, show_json
