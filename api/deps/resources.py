@@ -4,8 +4,7 @@ Owns the types of the parameters that FastAPI passes to a handler: a group of se
 principal, which is the owner of the request's API key. Checks that this key has the scope that a route needs.
 When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
 Work that must finish, such as settling a quota reservation, is a background task instead.
-Never builds or closes a service (`wiring` does), never authenticates a request (the route's class does), and never
-knows what a background task does.
+Never builds or closes a service, authenticates a request, or knows what a background task does.
 Invariant: a reference to each background task is kept until the task ends, and the failure of a task is logged.
 """
 
@@ -276,7 +275,6 @@ class AdminResources:
     modes: ModeSwitch
     webhooks: Webhooks
     switchboard: TraceSwitchboard
-    """The tenants and sessions whose requests are traced."""
     tasks: ServerTasks
 
 
