@@ -20,6 +20,7 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.adapters.uploads.uploads import UploadKeeper
 from graftwork.api.deps.people import PeopleResources
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
@@ -244,6 +245,8 @@ class AccountResources:
     description: EngineDescription
     uploads: UploadBound
     """Limits the uploads that this process receives at the same time."""
+    pending_uploads: UploadKeeper
+    """The uploads in parts, and the fetches."""
 
 
 @dataclass(frozen=True, slots=True)

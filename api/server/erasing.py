@@ -12,6 +12,7 @@ for the KV of a deleted tenant.
 
 import logging
 
+from graftwork.adapters.uploads.uploads import UploadKeeper
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.server.foundation import Foundation
 from graftwork.engine.core.client import EngineClient
@@ -34,7 +35,12 @@ TOLD_FOR_S = 90 * 86400.0
 
 
 def tenant_erasure(
-    base: Foundation, inference: InferenceResources, sessions: SessionService, batches: BatchKeeper, people: People
+    base: Foundation,
+    inference: InferenceResources,
+    sessions: SessionService,
+    batches: BatchKeeper,
+    uploads: UploadKeeper,
+    people: People,
 ) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
         await base.engine.forget_domain(isolation_of(scope, inference.pepper))
@@ -49,6 +55,7 @@ def tenant_erasure(
         inference.clock,
         {
             "sessions": sessions.eraser.erase,
+            "uploads of adapters": uploads.erase,
             "adapters": inference.registry.erase,
             "batches and files": batches.erase,
             "kv": forget,

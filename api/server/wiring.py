@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
-from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
 from graftwork.api.batches.assembly import batch_resources, running_batches
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
-    BatchResources,
     InferenceResources,
     Resources,
     ServerResources,
@@ -31,11 +29,13 @@ from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.people.assembly import people_resources
-from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.engine_process import artifact_store
 from graftwork.api.server.erasing import LateErasure, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, open_ledger, read_served_model
+from graftwork.api.server.model_sources import hub_address
 from graftwork.api.server.tracing import open_tracing
+from graftwork.api.uploads.assembly import running_fetches, upload_keeper
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.alerts.budget_alerts import DELIVER_S, WATCH_S, BudgetAlerts
@@ -54,13 +54,13 @@ from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.people.operators import Operators
-from graftwork.platform.people.people import People
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
+from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.key_holders import FLUSH_USES_S
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
@@ -135,6 +135,7 @@ async def open_resources(
         await resources.account.registry.sweep()
         await _sweep(stack, base, resources)
         await stack.enter_async_context(running_batches(resources, base.lease))
+        await stack.enter_async_context(running_fetches(resources, base.lease, hub_address()))
         yield resources
 
 
@@ -176,6 +177,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
     sweeps: dict[str, Callable[[], Awaitable[object]]] = {
+        "uploads": resources.account.pending_uploads.sweep,
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,
@@ -232,11 +234,13 @@ async def _assemble(base: Foundation) -> Resources:
     sessions = _session_resources(base, inference, served)
     batches = batch_resources(base.settings, base.database, base.clock)
     people = people_resources(base.settings, base.database, base.clock, tenants.pepper, tenants.tenancy)
-    admin = _admin_resources(base, tenants, inference, sessions.sessions, batches, people.people)
+    account = _account_resources(base, tenants, inference)
+    owners = (sessions.sessions, batches.batches, account.pending_uploads, people.people)
+    admin = _admin_resources(base, tenants, inference, tenant_erasure(base, inference, *owners))
     return Resources(
         inference=inference,
         sessions=sessions,
-        account=_account_resources(base, tenants, inference),
+        account=account,
         batches=batches,
         admin=admin,
         people=people,
@@ -310,20 +314,16 @@ def _session_resources(base: Foundation, inference: InferenceResources, served: 
 
 
 def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
-    uploads = UploadBound(
-        base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
-    )
+    bounds = (base.settings.max_uploads, base.settings.max_tenant_uploads)
+    uploads = UploadBound(*bounds, base.clock, base.settings.upload_timeout_s)
     known = (tenants.tenancy, tenants.meter, tenants.prices)
-    return AccountResources(base.clock, *known, inference.registry, inference.description, uploads)
+    served = (inference.registry, inference.description)
+    pending = upload_keeper(base.settings, base.database, base.clock, *served)
+    return AccountResources(base.clock, *known, *served, uploads, pending)
 
 
 def _admin_resources(
-    base: Foundation,
-    tenants: _TenantServices,
-    inference: InferenceResources,
-    sessions: SessionService,
-    batches: BatchResources,
-    people: People,
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, erasure: TenantErasure
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -337,7 +337,7 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=tenant_erasure(base, inference, sessions, batches.batches, people),
+        erasure=erasure,
         modes=tenants.modes,
         webhooks=Webhooks(base.database, base.clock, tenants.pepper),
         switchboard=base.tracing.switchboard,
@@ -372,7 +372,7 @@ def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResou
 def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
-        LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
+        artifact_store(base.settings),
         base.inspector,
         clock=base.clock,
         probe=base.engine.probe_adapter,
