@@ -134,7 +134,7 @@ def measure(dtype: torch.dtype) -> dict[str, Any]:
         _, digest = identify_adapter(config, weights, DESCRIPTION)
         with (folder / WEIGHTS_NAME).open("rb") as file:
             store.put(digest, AdapterFiles(config, file))
-        source = ArtifactAdapterSource(Path(root) / "artifacts", DESCRIPTION)
+        source = ArtifactAdapterSource(LocalArtifacts(Path(root) / "artifacts"), DESCRIPTION)
         check(source.load(digest), folder)
         model = PeftModel.from_pretrained(base_model(), folder)
         device = torch.zeros(2**26, dtype=torch.uint8)
@@ -145,7 +145,8 @@ def measure(dtype: torch.dtype) -> dict[str, Any]:
             "pool_ms": median_ms(lambda: into_the_pool(source, digest, device), ROUNDS),
             "load_cpu_ms": median_ms(lambda: source.load(digest), ROUNDS, time.thread_time),
             "first_load_ms": median_ms(
-                lambda: ArtifactAdapterSource(Path(root) / "artifacts", DESCRIPTION).load(digest), ROUNDS
+                lambda: ArtifactAdapterSource(LocalArtifacts(Path(root) / "artifacts"), DESCRIPTION).load(digest),
+                ROUNDS,
             ),
             "peft_load_adapter_ms": median_ms(lambda: _load_with_peft(model, folder), PEFT_ROUNDS),
             "rounds": ROUNDS,

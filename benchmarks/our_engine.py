@@ -36,7 +36,7 @@ class YardstickArtifacts:
             with (folder / WEIGHTS_NAME).open("rb") as file:
                 store.put(digest, AdapterFiles(config, file))
             self.digests.append(digest)
-        return ArtifactAdapterSource(self._root, description)
+        return ArtifactAdapterSource(LocalArtifacts(self._root), description)
 
 
 def open_engine(

@@ -82,7 +82,7 @@ class DemoEngine:
             _, self.digests[job] = identify_adapter(config, path.read_bytes(), description)
             with path.open("rb") as file:
                 store.put(self.digests[job], AdapterFiles(config, file))
-        return ArtifactAdapterSource(self._folder, description)
+        return ArtifactAdapterSource(LocalArtifacts(self._folder), description)
 
     def answer(self, job: str, prompts: Sequence[list[int]]) -> list[list[int]]:
         """Returns the greedy answers to some prompts."""

@@ -28,6 +28,7 @@ async def run_on_the_settings_database() -> None:
     This is the database that `GRAFTWORK_DATABASE_URL` names, or else the one in the data folder.
     """
     import graftwork.adapters.registry.tables
+    import graftwork.adapters.uploads.tables
     import graftwork.platform.alerts.tables
     import graftwork.platform.batches.tables
     import graftwork.platform.encryption.tables

@@ -44,7 +44,7 @@ _FOREIGN_ARCHIVES = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"\x93NUMPY", "a NumPy file"),
     (b"\x89HDF", "an HDF5 file"),
-    (b"GGUF", "a GGUF file"),
+    (b"GGUF", "a GGUF file, which is pushed without a configuration, in parts"),
 )
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 

@@ -125,6 +125,8 @@ class Provenance:
     """The version from which it was trained, such as `support@3`."""
     data_digest: str | None = None
     """`sha256:…` of the training data."""
+    source: str | None = None
+    """Where the server fetched the files, such as `hf:acme/support-lora@3f2a…`; None if a client sent them."""
 
 
 UNKNOWN_ORIGIN = Provenance()

@@ -1,6 +1,7 @@
 """Finds the module to which a tensor belongs, and the tensor's role in this module, from the tensor's name.
 
-Owns the forms of tensor names that the versions of PEFT write. Never checks that a model has the module:
+Owns the forms of tensor names that the versions of PEFT write, for models of text and for the language models inside models
+that also see. Never checks that a model has the module:
 `module_reader.py` does.
 
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.default.weight
@@ -71,9 +72,10 @@ _PARTS_OF_REST = {EMBEDDING: _OF_EMBEDDING | _OF_SAVED, HEAD: _OF_LINEAR | _OF_S
 
 _NAME = re.compile(
     r"(?:base_model\.model\.)?"
-    r"(?P<module>(?:model\.)?layers\.(?P<layer>0|[1-9][0-9]{0,3})\.(?P<parent>self_attn|mlp|mamba|shared_mlp)"
-    r"\.(?P<target>[a-z_]{1,32})"
-    r"|(?:model\.)?(?P<embedding>embed_tokens)|(?P<head>lm_head))"
+    r"(?P<module>(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?layers"
+    r"\.(?P<layer>0|[1-9][0-9]{0,3})\.(?P<parent>self_attn|mlp|mamba|shared_mlp)\.(?P<target>[a-z_]{1,32})"
+    r"|(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?(?P<embedding>embed_tokens)"
+    r"|(?:language_model\.)?(?P<head>lm_head))"
     r"\.(?P<part>[A-Za-z_.]{1,64})"
 )
 

@@ -8,13 +8,16 @@ import os
 from dataclasses import dataclass
 from typing import BinaryIO, Self
 
+from graftwork.adapters.format.gguf_file import GGUF_MAGIC
 from graftwork.adapters.format.lora_config import MAX_CONFIG_BYTES
 from graftwork.platform.errors import ValidationFailed
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The content of `adapter_config.json`, and the open file `adapter_model.safetensors`."""
+    """The content of `adapter_config.json`, and the open file `adapter_model.safetensors`; or a GGUF file with an empty
+    configuration.
+    """
 
     config: bytes
     weights: BinaryIO
@@ -33,6 +36,10 @@ class AdapterFiles:
         files = cls(content, weights)
         files.weights.flush()
         return files
+
+    def is_gguf(self) -> bool:
+        """Whether the weights are a GGUF file, by their first bytes. Blocks its thread."""
+        return os.pread(self.weights.fileno(), len(GGUF_MAGIC), 0) == GGUF_MAGIC
 
     @property
     def weights_bytes(self) -> int:

@@ -47,7 +47,7 @@ class Push:
     provenance: Provenance = UNKNOWN_ORIGIN
     """Where the version comes from. Who pushed it is `actor`."""
     expects: int = 0
-    """The number that the adapter's next version had when the push began."""
+    """The number that the adapter's next version had when the push began; 0 if it begins now."""
 
     @property
     def origin(self) -> Provenance:
@@ -66,12 +66,13 @@ def check_not_deleted(adapter: Adapter | None) -> None:
 
 def upload_details(version: AdapterVersion) -> dict[str, Any]:
     """Returns what the audit log says of a new version."""
+    source = version.provenance.source
     return {
         "digest": version.digest,
         "rank": version.rank,
         "size_bytes": version.size_bytes,
         "is_held": version.is_held,
-    }
+    } | ({} if source is None else {"source": source})
 
 
 def check_rank(identified: IdentifiedAdapter, limits: Quota) -> None:
@@ -86,10 +87,15 @@ def check_limits(usage: AdapterUsage, upload: Upload, limits: Quota, *, is_new: 
     if is_new and limits.max_adapters is not None and usage.adapters + 1 > limits.max_adapters:
         message = f"Your limit max_adapters of {limits.max_adapters} is reached: delete an adapter, or ask for more."
         raise BudgetSpent(message, param="name", code="max_adapters_exceeded")
-    after = usage.stored_bytes + upload.files.weights_bytes
+    check_bytes(usage.stored_bytes, upload.files.weights_bytes, limits)
+
+
+def check_bytes(held_bytes: int, more_bytes: int, limits: Quota) -> None:
+    """Raises BudgetSpent if a tenant that holds so many bytes may not have so many more."""
+    after = held_bytes + more_bytes
     if limits.max_adapter_bytes is not None and after > limits.max_adapter_bytes:
         message = (
-            f"With these {upload.files.weights_bytes} bytes you would hold {after}, above your limit max_adapter_bytes of "
+            f"With these {more_bytes} bytes you would hold {after}, above your limit max_adapter_bytes of "
             f"{limits.max_adapter_bytes}: delete versions, or ask for more."
         )
         raise BudgetSpent(message, param="weights", code="max_adapter_bytes_exceeded")

@@ -54,6 +54,12 @@ class ArtifactStore(Protocol):
         """Deletes the files of `digest` if they exist. A process that has opened a file before can still read it."""
         ...
 
+    def renew(self, digest: str) -> bool:
+        """Gives up this machine's copy of files that turned out to be damaged or gone. Returns whether `open` fetches
+        another.
+        """
+        ...
+
 
 class LocalArtifacts:
     """An `ArtifactStore` in a local folder. The files of one adapter are in a subfolder `sha256/ab/cdef…/`, named by
@@ -69,11 +75,18 @@ class LocalArtifacts:
         folder = self._folder(digest)
         if folder.is_dir():
             return
-        with _storage_errors(), self._passing() as passing:
-            staged = passing / "artifact"
-            staged.mkdir()
+        with _storage_errors(), self.staging(digest) as staged:
             _write_durably(staged / CONFIG_NAME, (files.config,))
             _write_durably(staged / WEIGHTS_NAME, _pieces(files.weights.fileno()))
+
+    @contextmanager
+    def staging(self, digest: str) -> Generator[Path]:
+        """Makes an empty folder for the two files of `digest`, and gives it its place when the block has ended well."""
+        folder = self._folder(digest)
+        with self._passing() as passing:
+            staged = passing / "artifact"
+            staged.mkdir()
+            yield staged
             _sync_folder(staged)
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -86,7 +99,7 @@ class LocalArtifacts:
     def open(self, digest: str) -> ArtifactPaths:
         folder = self._folder(digest)
         if not folder.is_dir():
-            raise _unknown(digest)
+            raise unknown_artifact(digest)
         return ArtifactPaths(folder / CONFIG_NAME, folder / WEIGHTS_NAME)
 
     def exists(self, digest: str) -> bool:
@@ -101,13 +114,16 @@ class LocalArtifacts:
                 folder.rename(passing / "artifact")  # no reader finds it from now on, even if removing it takes long
             _sync_folder(folder.parent)
 
+    def renew(self, digest: str) -> bool:
+        return False  # the files are no copies
+
     def _folder(self, digest: str) -> Path:
         """Returns the folder of a digest.
 
         Raises NotFound for a text that is not a digest, so no other text becomes a path.
         """
         if not is_digest(digest):
-            raise _unknown(digest)
+            raise unknown_artifact(digest)
         letters = digest.removeprefix("sha256:")
         return self._root / "sha256" / letters[:2] / letters[2:]
 
@@ -158,5 +174,5 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _unknown(digest: str) -> NotFound:
+def unknown_artifact(digest: str) -> NotFound:
     return NotFound(f"There is no adapter artifact {digest[:80]!a}.", param="digest", code="artifact_not_found")

@@ -8,7 +8,7 @@ name. A version never changes, and the number of a deleted version is never used
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graftwork.adapters.format.specs import (
     Adapter,
@@ -63,6 +63,14 @@ _PROBE_ATTEMPTS = 3
 """How often the engine is asked to test an upload. Another tenant's delete of equal files may remove them meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """An adapter, and the version of it that has the files of a push."""
+
+    adapter: Adapter
+    version: AdapterVersion
+
+
 class AdapterRegistry:
     """The adapters of all tenants. Each call except `sweep` and `all_versions` reads or changes the adapters of one
     tenant.
@@ -102,12 +110,13 @@ class AdapterRegistry:
         description: EngineDescription,
         limits: Quota,
         push: Push = PLAIN_PUSH,
-    ) -> Adapter:
+    ) -> Published:
         """Validates and stores an uploaded adapter as a new version of `name`. Creates the adapter `name` if it does
         not exist.
 
-        If the adapter already has a version with the same digest, changes nothing and returns the adapter. If that version
-        was deleted, restores it.
+        If the adapter already has a version with the same digest, changes nothing and returns that version. If it was
+        deleted, restores it. `push.expects` says which number the next version had when the upload began, if that was
+        earlier than now.
         Raises ValidationFailed for a wrong tensor or field, for a rank above the tenant's limit, and if the engine
         cannot apply the adapter.
         Raises Conflict if the adapter was deleted and can be restored, or if another upload has made a version of it
@@ -116,7 +125,20 @@ class AdapterRegistry:
         engine or the storage does not answer. After an error, the upload is not stored.
         """
         check_adapter_name(name, description.model_name)
-        push = replace(push, expects=await self._next_version(scope, name))
+        if not push.expects:
+            push = replace(push, expects=await self.next_version(scope, name))
+        async with self._inspector.peft_files(scope, files, description) as found:
+            return await self._publish(scope, name, found, description, limits, push)
+
+    async def _publish(
+        self,
+        scope: TenantScope,
+        name: str,
+        files: AdapterFiles,
+        description: EngineDescription,
+        limits: Quota,
+        push: Push,
+    ) -> Published:
         identified = await self._inspector.identify(scope, files, description)
         check_rank(identified, limits)
         upload = Upload(name, files, identified, description.fingerprint)
@@ -124,8 +146,8 @@ class AdapterRegistry:
             reader = AdapterReader(session, scope)
             existing = await reader.find_any(name)
             check_not_deleted(existing)
-            if existing and _with_digest(existing, upload.digest):
-                return existing
+            if existing and (version := _with_digest(existing, upload.digest)):
+                return Published(existing, version)
             await _check_parent(reader, push.provenance.parent)
             is_known = await is_referenced(session, upload.digest)
             check_limits(await reader.usage(), upload, limits, is_new=_is_new(existing))
@@ -133,7 +155,10 @@ class AdapterRegistry:
             if not is_known:
                 await self._prove(upload)
             async with self._database.write() as session:
-                return await self._record(session, scope, upload, limits, push)
+                adapter = await self._record(session, scope, upload, limits, push)
+        version = _with_digest(adapter, upload.digest)
+        assert version is not None
+        return Published(adapter, version)
 
     async def get(self, scope: TenantScope, name: str, *, deleted_too: bool = False) -> Adapter:
         """Returns the tenant's adapter with this name. Raises NotFound if it does not exist.
@@ -219,7 +244,10 @@ class AdapterRegistry:
         """
         return await self._keeper.sweep()
 
-    async def _next_version(self, scope: TenantScope, name: str) -> int:
+    async def next_version(self, scope: TenantScope, name: str) -> int:
+        """Returns the number that the next version of `name` will have. Raises Conflict if the adapter was deleted and
+        can be restored.
+        """
         async with self._database.read() as session:
             existing = await AdapterReader(session, scope).find_any(name)
         check_not_deleted(existing)

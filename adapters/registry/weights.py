@@ -8,7 +8,6 @@ Invariant: every tensor comes from file content that has the adapter's digest.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -19,7 +18,7 @@ from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, JOINED_EXPER
 from graftwork.adapters.format.identity import digest_behind, digest_prefix
 from graftwork.adapters.format.layout import most_tensors, read_layout
 from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, header_of
-from graftwork.adapters.registry.artifact_store import ArtifactPaths, ArtifactStore, LocalArtifacts
+from graftwork.adapters.registry.artifact_store import ArtifactPaths, ArtifactStore
 from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.lora.expert_factors import SingleFactors, joined_pair, stacked_pair
@@ -42,10 +41,10 @@ class _Layout:
 
 
 class ArtifactAdapterSource:
-    """Loads adapters for the engine from the folder of stored adapter files. Implements the engine's `AdapterSource`."""
+    """Loads adapters for the engine from the store of adapter files. Implements the engine's `AdapterSource`."""
 
-    def __init__(self, root: Path, description: EngineDescription) -> None:
-        self._artifacts: ArtifactStore = LocalArtifacts(root)
+    def __init__(self, artifacts: ArtifactStore, description: EngineDescription) -> None:
+        self._artifacts = artifacts
         self._description = description
         self._layouts: OrderedDict[tuple[bytes, bytes, int], _Layout] = OrderedDict()
         self._lock = Lock()
@@ -54,11 +53,16 @@ class ArtifactAdapterSource:
         """Reads the stored files of an adapter, checks that they have this digest, and returns their tensors.
 
         Each file is read once, so the check and the tensors use the same content. Most tensors are views of this
-        content. Values are not checked for NaN, because the upload was checked. Raises NotFound if no files are stored
+        content. Values are not checked for NaN, because the upload was checked. A local copy that is damaged or gone is
+        fetched again, once. Raises NotFound if no files are stored
         under `digest`, ValidationFailed if the content has another digest, and Unavailable if the files cannot be read.
         """
-        config, weights = _read(digest, self._artifacts.open(digest))
-        spec = self._verify(digest, config, weights.data)
+        try:
+            weights, spec = self._verified(digest)
+        except (ValidationFailed, NotFound):
+            if not self._artifacts.renew(digest):
+                raise
+            weights, spec = self._verified(digest)
         build = _Builder(torch.from_numpy(weights))
         pairs = {(module.layer, module.target): build.pair(module) for module in spec.modules}
         saved = {part.target: build.tensor(part.matrix) for part in spec.saved}
@@ -72,6 +76,11 @@ class ArtifactAdapterSource:
             saved_head=saved.get(HEAD),
             experts=build.experts(spec.experts, self._description.experts),
         )
+
+    def _verified(self, digest: str) -> tuple[npt.NDArray[np.uint8], AdapterSpec]:
+        """Returns the content of the weights file and what is in it."""
+        config, weights = _read(digest, self._artifacts.open(digest))
+        return weights, self._verify(digest, config, weights.data)
 
     def _verify(self, digest: str, config: bytes, weights: memoryview) -> AdapterSpec:
         try:

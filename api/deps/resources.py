@@ -4,8 +4,7 @@ Owns the types of the parameters that FastAPI passes to a handler: a group of se
 principal, which is the owner of the request's API key. Checks that this key has the scope that a route needs.
 When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
 Work that must finish, such as settling a quota reservation, is a background task instead.
-Never builds or closes a service (`wiring` does), never authenticates a request (the route's class does), and never
-knows what a background task does.
+Never builds or closes a service, authenticates a request, or knows what a background task does.
 Invariant: a reference to each background task is kept until the task ends, and the failure of a task is logged.
 """
 
@@ -21,6 +20,7 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.adapters.uploads.uploads import UploadKeeper
 from graftwork.api.deps.people import PeopleResources
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
@@ -248,6 +248,8 @@ class AccountResources:
     description: EngineDescription
     uploads: UploadBound
     """Limits the uploads that this process receives at the same time."""
+    pending_uploads: UploadKeeper
+    """The uploads in parts, and the fetches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,6 @@ class AdminResources:
     modes: ModeSwitch
     webhooks: Webhooks
     switchboard: TraceSwitchboard
-    """The tenants and sessions whose requests are traced."""
     tasks: ServerTasks
 
 

@@ -204,6 +204,31 @@ class UploadRequest(BoundedRequest):
         self._unread = last[len(last) - kept :]
 
 
+class PartRequest(BoundedRequest):
+    """A request whose body is a part of a file, as it is. Memory holds one chunk."""
+
+    def __init__(self, scope: Scope, receive: Receive, limit_bytes: int) -> None:
+        super().__init__(scope, receive)
+        self.limit_bytes = limit_bytes
+        self._place: UploadPlace | None = None
+
+    def hold(self, place: UploadPlace) -> None:
+        """Lets the body arrive only as long as the upload has its place."""
+        self._place = place
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yields the body in chunks. Raises InvalidRequest if it is not sent as bytes, and RequestTimeout if it arrives
+        too slowly.
+        """
+        if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/octet-stream":
+            message = "Send a part as it is, with `content-type: application/octet-stream`."
+            raise InvalidRequest(message, param="content-type")
+        async for chunk in super().stream():
+            if self._place is not None:
+                self._place.check()
+            yield chunk
+
+
 def presented_key(request: Request) -> str:
     """Returns the key from `Authorization: Bearer …` or `x-api-key`, or the ticket in the cookie of the web console.
 

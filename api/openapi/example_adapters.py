@@ -1,6 +1,6 @@
 """Holds an example of each object of the API that is about adapters."""
 
-from graftwork.api.openapi.example_objects import CREATED_AT, DIGEST, Json
+from graftwork.api.openapi.example_objects import CREATED_AT, DIGEST, Json, list_of
 
 ADAPTER: Json = {
     "id": "adp_01hzx",
@@ -18,13 +18,33 @@ ADAPTER: Json = {
             "held": False,
             "created_at": CREATED_AT,
             "base": "sha256:" + "a" * 64,
-            "provenance": {"pushed_by": "key_01hzx", "run": "run-42", "parent": None, "data_digest": None},
+            "provenance": {
+                "pushed_by": "key_01hzx",
+                "run": "run-42",
+                "parent": None,
+                "data_digest": None,
+                "source": None,
+            },
         }
     ],
     "aliases": {"prod": {"version": 1}},
     "tags": ["team:care"],
     "defaults": {"system": "You are a support agent."},
     "deleted_versions": [],
+}
+UPLOAD: Json = {
+    "id": "upl_01hzx",
+    "object": "adapter.upload",
+    "name": "support",
+    "status": "receiving",
+    "source": None,
+    "size_bytes": 1_204_224,
+    "received_bytes": 524_288,
+    "digest": DIGEST,
+    "version": None,
+    "error": None,
+    "created_at": CREATED_AT,
+    "expires_at": CREATED_AT + 86_400,
 }
 ROLLOUT: Json = {
     "id": "rol_01hzx",
@@ -50,4 +70,12 @@ ALIAS_EVENT: Json = {
     "reason": "set",
     "actor": "key_01hzx",
     "at": CREATED_AT,
+}
+UPLOAD_ANSWERS: dict[str, Json] = {
+    "create_upload": UPLOAD,
+    "list_uploads": list_of(UPLOAD),
+    "get_upload": UPLOAD,
+    "append_to_upload": UPLOAD | {"received_bytes": 1_204_224},
+    "complete_upload": UPLOAD | {"status": "ready", "received_bytes": 1_204_224, "version": 1},
+    "cancel_upload": {"id": "upl_01hzx", "object": "adapter.upload.deleted", "deleted": True},
 }

@@ -4,7 +4,7 @@ Tests check each example against its schema.
 """
 
 from graftwork import __version__
-from graftwork.api.openapi.example_adapters import ADAPTER, ALIAS_EVENT, ROLLOUT
+from graftwork.api.openapi.example_adapters import ADAPTER, ALIAS_EVENT, ROLLOUT, UPLOAD_ANSWERS
 from graftwork.api.openapi.example_batches import BATCH_ANSWERS, BATCH_REQUESTS
 from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_ROWS
 from graftwork.api.openapi.example_data_rights import DATA_ANSWERS, DATA_REQUESTS
@@ -57,6 +57,7 @@ REQUESTS: dict[str, Json] = (
         "change_conversation": {"metadata": {"topic": "climate"}},
         "set_alias": {"version": 1},
         "change_adapter": {"tags": ["team:care"], "defaults": {"system": "You are a support agent."}},
+        "create_upload": {"name": "support", "source": "hf:acme/support-lora@3f2a9c0"},
         "create_rollout": {"version": 2, "steps": [{"weight": 10, "seconds": 600}, {"weight": 50, "seconds": 600}]},
         "create_session": {"model": "assistant", "instructions": "Be brief.", "tools": [TOOL]},
         "change_session": {"metadata": {"topic": "weather"}},
@@ -92,6 +93,7 @@ ANSWERS: dict[str, Json] = (
     BATCH_ANSWERS
     | DATA_ANSWERS
     | PEOPLE_ANSWERS
+    | UPLOAD_ANSWERS
     | {
         "get_health": {"status": "ok"},
         "get_readiness": {"status": "ready", "degraded": []},

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.export_sections import ADAPTER_SECTIONS, adapter_files
+from graftwork.adapters.uploads.export_sections import UPLOADS
 from graftwork.api.deps.resources import BatchResources, RightsResources, SessionResources, repeating
 from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.clock import Clock
@@ -38,7 +39,7 @@ def export_plan(files: FileVault, artifacts: ArtifactStore) -> Plan:
             yield Content(f"files/{row['id']}", lambda: files.open(_scope_of(row), row["id"]))
 
     return Plan(
-        sections=(*PLATFORM_SECTIONS, *SESSION_SECTIONS, *ADAPTER_SECTIONS),
+        sections=(*PLATFORM_SECTIONS, *SESSION_SECTIONS, *ADAPTER_SECTIONS, UPLOADS),
         contents=(ContentsOf(FILES, content_of_file), adapter_files(artifacts)),
         left_out=LEFT_OUT,
     )

@@ -183,5 +183,5 @@ async def _publish(
     principal.require_models([name], "name")
     quota = await resources.tenancy.limits.of_tenant(principal.tenant_id)
     files = await asyncio.to_thread(AdapterFiles.read, *(part.file for part in uploaded))
-    adapter = await resources.registry.publish(principal.scope(), name, files, resources.description, quota, push)
-    return adapter_answer(adapter)
+    published = await resources.registry.publish(principal.scope(), name, files, resources.description, quota, push)
+    return adapter_answer(published.adapter)

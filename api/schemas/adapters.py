@@ -141,6 +141,7 @@ def _version_answer(version: AdapterVersion) -> answers.AdapterVersion:
             run=version.provenance.run,
             parent=version.provenance.parent,
             data_digest=version.provenance.data_digest,
+            source=version.provenance.source,
         ),
         created_at=int(version.created_at),
     )

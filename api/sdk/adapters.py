@@ -5,50 +5,77 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.api.sdk.transport.effects import Call, Steps
-from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
-from graftwork.platform.answers.adapters import Adapter, AliasChange, AliasEvent, Rollout
+from graftwork.api.sdk.uploads import CONFIG_FILE, WEIGHTS_FILE, AdapterFileSet, AdapterUploads, Progress
+from graftwork.platform.answers.adapters import Adapter, AliasChange, AliasEvent, Rollout, VersionUpload
 from graftwork.platform.answers.base import Deleted, Page
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+PARTS_ABOVE_BYTES = 64 * 2**20
+"""Weights above this size are sent in parts."""
 
 
 class Adapters(Resource[R]):
     """Manages the tenant's adapters. Sends requests to `/v1/adapters`."""
 
+    @property
+    def uploads(self) -> AdapterUploads[R]:
+        """The uploads in parts, and the fetches, that have not expired."""
+        return AdapterUploads(self._runtime)
+
     @operation
     def push(
         self,
-        folder: str | Path,
+        path: str | Path,
         *,
         name: str | None = None,
         promote: bool = True,
         run: str | None = None,
         parent: str | None = None,
         data_digest: str | None = None,
+        progress: Progress | None = None,
     ) -> Steps[Adapter]:
-        """Uploads a PEFT folder as the next version of the adapter `name`. By default `name` is the folder's name.
+        """Uploads a PEFT folder, or a GGUF file, as the next version of the adapter `name`. By default `name` is the
+        folder's name, or the file's without its ending.
 
         While the adapter has no alias `prod`, its plain name stands for its newest version. With `promote=False`, it goes
         on standing for what it stood for. `run` is the training run, `parent` the version from which it was trained, such as
-        `support@3`, and `data_digest` the `sha256:…` of the training data; the server keeps them. If a version already has the same files, the server makes no new version.
+        `support@3`, and `data_digest` the `sha256:…` of the training data; the server keeps them. If a version already has
+        the same files, the server makes no new version.
+        Weights above 64 MiB go in parts: if the connection breaks, the upload goes on, and a later push of the same files
+        goes on where this one stopped. With `progress`, all do; it is called with the bytes that have arrived, and all.
         Raises ConfigurationError if a file is missing. Raises ValidationError, which names the wrong tensor or field.
         """
-        path = Path(folder)
-        for required in (CONFIG_FILE, WEIGHTS_FILE):
-            if not (path / required).is_file():
-                raise ConfigurationError(f"{path} has no {required}; push the folder that PEFT's save_pretrained made.")
-        name = name or path.resolve().name
-        with (path / CONFIG_FILE).open("rb") as config, (path / WEIGHTS_FILE).open("rb") as weights:
-            files: dict[str, Any] = {
-                "config": (CONFIG_FILE, config, "application/json"),
-                "weights": (WEIGHTS_FILE, weights),
-            }
-            fields = {"promote": None if promote else "false", "run": run, "parent": parent, "data_digest": data_digest}
-            form = {"name": name} | {field: value for field, value in fields.items() if value is not None}
-            call = Call("POST", "/v1/adapters", form=form, files=files, creates=True)
-            return (yield from self._read(Adapter, call))
+        files, given = AdapterFileSet.at(Path(path)), Path(path).resolve()
+        name = name or (given.stem if files.config is None else given.name)
+        fields = {"promote": promote, "run": run, "parent": parent, "data_digest": data_digest}
+        if progress is None and files.config is not None and files.size_bytes <= PARTS_ABOVE_BYTES:
+            return (yield from self._push_at_once(name, files, fields))
+        yield from self.uploads.pushed(name, files, fields, progress)
+        return (yield from self._get(name))
+
+    @operation
+    def fetch(
+        self,
+        name: str,
+        source: str,
+        *,
+        digest: str | None = None,
+        promote: bool = True,
+        run: str | None = None,
+        parent: str | None = None,
+        data_digest: str | None = None,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> Steps[VersionUpload]:
+        """Lets the server fetch a version of the adapter `name`, and waits for its end unless `wait` is false.
+
+        `source` is `hf:ORGANISATION/NAME@REVISION`, `s3://BUCKET/PREFIX` or `https://…`. `digest` is the `sha256:…` of
+        adapter_config.json and adapter_model.safetensors, one after the other; an `https://` source needs it. The other
+        arguments are those of `push`. Raises ValidationError if the server cannot fetch or use the files.
+        """
+        fields = {"promote": promote, "run": run, "parent": parent, "data_digest": data_digest}
+        upload = yield from self.uploads.fetched(name, source, digest, fields)
+        return (yield from self.uploads.ended(upload, progress)) if wait else upload
 
     @operation
     def list(
@@ -177,6 +204,18 @@ class Adapters(Resource[R]):
     @operation
     def remove_alias(self, name: str, alias: str) -> Steps[AliasChange]:
         return (yield from self._read(AliasChange, Call("DELETE", self._alias_path(name, alias))))
+
+    def _push_at_once(self, name: str, files: AdapterFileSet, fields: Mapping[str, Any]) -> Steps[Adapter]:
+        """Uploads both files in one request."""
+        sent = {field: value for field, value in fields.items() if field != "promote" and value is not None}
+        form = {"name": name} | sent | ({} if fields["promote"] else {"promote": "false"})
+        with files.weights.open("rb") as weights:
+            parts: dict[str, Any] = {
+                "config": (CONFIG_FILE, files.config, "application/json"),
+                "weights": (WEIGHTS_FILE, weights),
+            }
+            call = Call("POST", "/v1/adapters", form=form, files=parts, creates=True)
+            return (yield from self._read(Adapter, call))
 
     def _get(self, name: str) -> Steps[Adapter]:
         return (yield from self._read(Adapter, Call("GET", f"/v1/adapters/{path_segment(name)}")))

@@ -45,6 +45,7 @@ from graftwork.api.routes import (
 )
 from graftwork.api.routes.tenancy import organisations, quotas, webhooks
 from graftwork.api.server.wiring import open_resources
+from graftwork.api.uploads import part_routes, upload_routes
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.settings.settings import Settings
 
@@ -64,6 +65,8 @@ _ROUTERS = (
     adapters.router,
     aliases.router,
     aliases.rollouts_router,
+    upload_routes.router,
+    part_routes.router,
     sessions.router,
     session_turns.router,
     session_history.router,

@@ -26,6 +26,7 @@ from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging
 
 if TYPE_CHECKING:
+    from graftwork.adapters.registry.artifact_store import ArtifactStore
     from graftwork.engine.rpc.server import Membership
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     )
     serve_engine(
         config,
-        partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER),
+        partial(ArtifactAdapterSource, artifact_store(settings)),
         listen,
         settings.engine_token,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
@@ -120,6 +121,14 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         tls=engine_tls(settings),
         content=content,
     )
+
+
+def artifact_store(settings: Settings) -> "ArtifactStore":
+    """Returns the store of adapters of a gateway or an engine. Raises InvalidRequest if its URL names no bucket."""
+    from graftwork.adapters.registry.bucket_artifacts import open_artifacts
+
+    folder = settings.data_dir / ARTIFACTS_FOLDER
+    return open_artifacts(folder, settings.artifact_url, settings.artifact_cache_bytes)
 
 
 def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership":

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
+from graftwork.adapters.uploads.uploads import UploadKeeper
 from graftwork.api.deps.resources import InferenceResources, Resources, RightsResources, repeating
 from graftwork.api.server.foundation import Foundation
 from graftwork.engine.core.client import EngineClient
@@ -44,6 +45,7 @@ def tenant_erasure(
     sessions: SessionService,
     batches: BatchKeeper,
     rights: RightsResources,
+    uploads: UploadKeeper,
     people: People,
 ) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
@@ -59,6 +61,7 @@ def tenant_erasure(
         inference.clock,
         {
             "sessions": sessions.eraser.erase,
+            "uploads of adapters": uploads.erase,
             "adapters": inference.registry.erase,
             "batches and files": batches.erase,
             "exports": rights.exports.erase,
@@ -111,6 +114,7 @@ async def open_sweeps(stack: AsyncExitStack, base: Foundation, resources: Resour
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
     sweeps: dict[str, Callable[[], Awaitable[object]]] = {
+        "uploads": resources.account.pending_uploads.sweep,
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,

@@ -63,6 +63,13 @@ def fetched_model(reference: ModelReference, data_dir: Path, *, with_weights: bo
     return _from_bucket(reference, data_dir / "models", endings)
 
 
+def hub_address() -> str:
+    """Returns the address of the Hub, or of the mirror that the environment names (`HF_ENDPOINT`)."""
+    from huggingface_hub.constants import ENDPOINT
+
+    return ENDPOINT
+
+
 # ---- the Hub --------------------------------------------------------------------------------------------------
 
 

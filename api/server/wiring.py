@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
-from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
 from graftwork.api.batches.assembly import FILES_FOLDER, batch_resources, running_batches
@@ -31,11 +30,13 @@ from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.people.assembly import people_resources
 from graftwork.api.rights.assembly import EXPORTS_FOLDER, making_exports, rights_resources
-from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.engine_process import artifact_store
 from graftwork.api.server.erasing import SWEEP_S, open_sweeps, tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, open_ledger, read_served_model
+from graftwork.api.server.model_sources import hub_address
 from graftwork.api.server.tracing import open_tracing
+from graftwork.api.uploads.assembly import running_fetches, upload_keeper
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.alerts.budget_alerts import DELIVER_S, WATCH_S, BudgetAlerts
@@ -138,6 +139,7 @@ async def open_resources(
         await open_sweeps(stack, base, resources)
         await stack.enter_async_context(running_batches(resources, base.lease))
         await stack.enter_async_context(making_exports(resources.rights))
+        await stack.enter_async_context(running_fetches(resources, base.lease, hub_address()))
         yield resources
 
 
@@ -213,15 +215,16 @@ async def _assemble(base: Foundation) -> Resources:
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     batches = batch_resources(base.settings, base.database, base.clock, base.vault(FILES_FOLDER))
-    vault, artifacts = base.vault(EXPORTS_FOLDER), _artifacts(base)
+    vault, artifacts = base.vault(EXPORTS_FOLDER), artifact_store(base.settings)
     rights = rights_resources(base.settings, base.database, base.clock, base.lease, vault, artifacts, sessions, batches)
     people = people_resources(base.settings, base.database, base.clock, tenants.pepper, tenants.tenancy)
-    erasure = tenant_erasure(base, inference, sessions.sessions, batches.batches, rights, people.people)
-    admin = _admin_resources(base, tenants, inference, erasure)
+    account = _account_resources(base, tenants, inference)
+    owners = (sessions.sessions, batches.batches, rights, account.pending_uploads, people.people)
+    admin = _admin_resources(base, tenants, inference, tenant_erasure(base, inference, *owners))
     return Resources(
         inference=inference,
         sessions=sessions,
-        account=_account_resources(base, tenants, inference),
+        account=account,
         batches=batches,
         rights=rights,
         admin=admin,
@@ -296,11 +299,12 @@ def _session_resources(base: Foundation, inference: InferenceResources, served: 
 
 
 def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
-    uploads = UploadBound(
-        base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
-    )
+    bounds = (base.settings.max_uploads, base.settings.max_tenant_uploads)
+    uploads = UploadBound(*bounds, base.clock, base.settings.upload_timeout_s)
     known = (tenants.tenancy, tenants.meter, tenants.prices)
-    return AccountResources(base.clock, *known, inference.registry, inference.description, uploads)
+    served = (inference.registry, inference.description)
+    pending = upload_keeper(base.settings, base.database, base.clock, *served)
+    return AccountResources(base.clock, *known, *served, uploads, pending)
 
 
 def _admin_resources(
@@ -350,14 +354,10 @@ def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResou
     )
 
 
-def _artifacts(base: Foundation) -> LocalArtifacts:
-    return LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER)
-
-
 def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
-        _artifacts(base),
+        artifact_store(base.settings),
         base.inspector,
         clock=base.clock,
         probe=base.engine.probe_adapter,

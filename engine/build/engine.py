@@ -325,4 +325,5 @@ def _describe(settings: RankSettings, limits: SchedulerLimits, device_pages: int
         version=graftwork.__version__,
         experts=None if model.experts is None else model.experts.shapes,
         modules=model.modules,
+        head_dim=model.head_dim,
     )

@@ -16,7 +16,6 @@ from graftwork.engine.build.devices import page_tokens_of
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.kv.disk.bucket import check_bucket_url
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.shared import LIST_EVERY_S, TierStore, open_bucket, take_slot
 from graftwork.engine.kv.disk.store import DiskStore
@@ -31,6 +30,7 @@ from graftwork.engine.lora.resident_adapter import RANK_PAGE
 from graftwork.engine.model.config import ModelConfig
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.outbound.buckets import check_bucket_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _check_bucket(config: EngineConfig) -> None:
     """Raises InvalidRequest if KV files are to be in a bucket and cannot be."""
     if config.kv_object_url is None:
         return
-    check_bucket_url(config.kv_object_url)
+    check_bucket_url(config.kv_object_url, "kv_object_url")
     reasons = {
         "--tensor-parallel: each rank keeps a part of each page": config.tensor_parallel > 1,
         "--shared-kv-dir: engines read each other's pages there already": config.shared_kv_folder is not None,

@@ -53,6 +53,8 @@ class EngineDescription:
     """The sizes and names of the model's experts; None if no layer is routed."""
     modules: LayerModules | None = None
     """The names of the layers' modules, and which layers are recurrent; None if the names are those of Llama."""
+    head_dim: int | None = None
+    """The numbers of one head of q and k; None if the engine does not say."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:

@@ -277,6 +277,7 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         generation=message.generation or FIRST_GENERATION,
         experts=ExpertShapes.from_json(json.loads(message.experts_json)) if message.experts_json else None,
         modules=LayerModules.from_json(json.loads(message.modules_json)) if message.modules_json else None,
+        head_dim=message.head_dim if message.HasField("head_dim") else None,
     )
 
 

@@ -273,7 +273,7 @@ class TargetShape(_message.Message):
     def __init__(self, target: _Optional[str] = ..., out_features: _Optional[int] = ..., in_features: _Optional[int] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model_name", "fingerprint", "vocab_size", "context_tokens", "eos_token_ids", "num_layers", "target_shapes", "max_lora_rank", "page_tokens", "device_pages", "hidden_size", "biased_targets", "max_requests", "max_domain_requests", "version", "epoch", "generation", "experts_json", "modules_json")
+    __slots__ = ("model_name", "fingerprint", "vocab_size", "context_tokens", "eos_token_ids", "num_layers", "target_shapes", "max_lora_rank", "page_tokens", "device_pages", "hidden_size", "biased_targets", "max_requests", "max_domain_requests", "version", "epoch", "generation", "experts_json", "modules_json", "head_dim")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +293,7 @@ class Description(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_JSON_FIELD_NUMBER: _ClassVar[int]
     MODULES_JSON_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     fingerprint: str
     vocab_size: int
@@ -312,7 +313,8 @@ class Description(_message.Message):
     generation: int
     experts_json: str
     modules_json: str
-    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_layers: _Optional[int] = ..., target_shapes: _Optional[_Iterable[_Union[TargetShape, _Mapping]]] = ..., max_lora_rank: _Optional[int] = ..., page_tokens: _Optional[int] = ..., device_pages: _Optional[int] = ..., hidden_size: _Optional[int] = ..., biased_targets: _Optional[_Iterable[str]] = ..., max_requests: _Optional[int] = ..., max_domain_requests: _Optional[int] = ..., version: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., experts_json: _Optional[str] = ..., modules_json: _Optional[str] = ...) -> None: ...
+    head_dim: int
+    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_layers: _Optional[int] = ..., target_shapes: _Optional[_Iterable[_Union[TargetShape, _Mapping]]] = ..., max_lora_rank: _Optional[int] = ..., page_tokens: _Optional[int] = ..., device_pages: _Optional[int] = ..., hidden_size: _Optional[int] = ..., biased_targets: _Optional[_Iterable[str]] = ..., max_requests: _Optional[int] = ..., max_domain_requests: _Optional[int] = ..., version: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., experts_json: _Optional[str] = ..., modules_json: _Optional[str] = ..., head_dim: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

@@ -14,10 +14,16 @@ from typing import Any
 
 import httpx
 
-from graftwork.platform.alerts.destination import InwardAddress, Resolve, UnknownHost, find_destination, resolve_host
 from graftwork.platform.alerts.signing import SIGNATURE_HEADER, sign
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.outbound.public_addresses import (
+    InwardAddress,
+    Resolve,
+    UnknownHost,
+    find_destination,
+    resolve_host,
+)
 
 SEND_WITHIN_S = 10.0
 

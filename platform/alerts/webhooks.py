@@ -4,13 +4,13 @@ Owns every change to them. Each change adds an entry to the audit log in the sam
 """
 
 from graftwork.platform.alerts import repository
-from graftwork.platform.alerts.destination import check_url
 from graftwork.platform.alerts.repository import Webhook
 from graftwork.platform.alerts.signing import webhook_secret
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import TenantId, new_id
+from graftwork.platform.outbound.public_addresses import check_url
 from graftwork.platform.tenancy.limit_book import LimitOwner, require_owner
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.repository import add_audit_entry

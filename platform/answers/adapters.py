@@ -38,6 +38,8 @@ class Provenance(TypedDict):
     """The version from which it was trained, such as `support@3`."""
     data_digest: str | None
     """The digest of the training data."""
+    source: str | None
+    """Where the server fetched the files; null if a client sent them."""
 
 
 class AdapterVersion(Answer):
@@ -157,6 +159,47 @@ class Rollout(Answer):
     """Why the roll-out was rolled back or cancelled."""
     figures: dict[str, VersionFigures]
     """The figures of the present step, by version number."""
+
+
+class UploadError(TypedDict):
+    """Why an upload has failed."""
+
+    code: str
+    message: str
+    param: str | None
+    """The field or tensor at fault."""
+
+
+class VersionUpload(Answer):
+    """A version that is not there yet: the client sends its weights in parts, or the server fetches its files."""
+
+    id: str
+    object: Literal["adapter.upload"] = "adapter.upload"
+    name: str
+    """The name of the adapter."""
+    status: str
+    """`receiving`, `fetching`, `inspecting`, `ready` or `failed`."""
+    source: str | None
+    """Where the server fetches the files, without the query of a URL; null if the client sends them."""
+    size_bytes: int | None
+    """The length of the weights. Null while a source has not said it."""
+    received_bytes: int | None
+    """How many of them have arrived: the offset of the next part. Null if this gateway does not have them."""
+    digest: str | None
+    """`sha256:…` of the files, one after the other."""
+    version: int | None
+    """The version that a ready upload has become."""
+    error: UploadError | None
+    created_at: int
+    expires_at: int
+
+
+class UploadCancelled(Answer):
+    """The result of cancelling an upload."""
+
+    id: str
+    object: Literal["adapter.upload.deleted"] = "adapter.upload.deleted"
+    deleted: Literal[True] = True
 
 
 class AdapterDeleted(Answer):

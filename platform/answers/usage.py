@@ -222,7 +222,8 @@ class ComparedUsage(Answer):
 
     `agrees`: billed and unbilled figures are what the engines reported. `again`: several engines worked on one answer, and
     at most what they reported is billed. `interrupted`: the gateway died, and at most what was reported is billed.
-    `nothing`: no engine began. `dropped`: a line of a batch that is done again. `pending`: the request may still run.
+    `nothing`: no engine began. `dropped`: a line of a batch that is done again. `own`: the server
+    asked an engine whether it is ready. `pending`: the request may still run.
     `more`, `less`, `unreported` and `unbilled` are differences.
     """
 
@@ -232,6 +233,7 @@ class ComparedUsage(Answer):
         "interrupted",
         "nothing",
         "dropped",
+        "own",
         "pending",
         "more",
         "less",

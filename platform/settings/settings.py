@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.settings.adapters import AdapterSettings
 from graftwork.platform.settings.batches import BatchSettings
 from graftwork.platform.settings.device import DeviceSettings
 from graftwork.platform.settings.fleet import FleetSettings
@@ -34,6 +35,7 @@ class Settings(
     StorageSettings,
     BatchSettings,
     PeopleSettings,
+    AdapterSettings,
     GatewaySettings,
 ):
     """All settings of the commands `graftwork serve`, `graftwork gateway` and `graftwork engine`."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
-from graftwork.adapters.registry.artifact_store import LocalArtifacts
+from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.engine.core.stats import EngineDescription
 
 DESCRIPTION = EngineDescription(
@@ -63,7 +63,7 @@ def open_files(config: bytes, weights: bytes) -> Generator[AdapterFiles]:
         yield AdapterFiles.read(io.BytesIO(config), file)
 
 
-def store_files(store: LocalArtifacts, digest: str, config: bytes, weights: bytes) -> None:
+def store_files(store: ArtifactStore, digest: str, config: bytes, weights: bytes) -> None:
     with open_files(config, weights) as files:
         store.put(digest, files)
 

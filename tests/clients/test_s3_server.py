@@ -1,4 +1,4 @@
-"""Engines that share KV pages over a real S3 server (moto's), which is stopped and started again."""
+"""Engines that share KV pages over a real S3 server (moto's), which is stopped and started again; and adapters there."""
 
 import subprocess
 import time
@@ -10,12 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.adapters.registry.bucket_artifacts import BucketArtifacts
+from graftwork.adapters.sources.bucket_reader import BucketReader
+from graftwork.adapters.sources.source import CONFIG_FILE, WEIGHTS_FILE, parse_source
 from graftwork.api.cli.demo.server import free_port
 from graftwork.api.server.model_sources import fetched_model
 from graftwork.engine.kv.disk.shared import SharedStore, open_bucket
 from graftwork.engine.kv.disk.store import DiskStore
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import InvalidRequest, Unavailable, ValidationFailed
 from graftwork.platform.settings.values import ModelReference
+from tests.adapters.adapter_files import store_files
+from tests.adapters.registry.test_artifact_store import (
+    DIGEST,
+    OTHER,
+    test_a_second_put_keeps_what_is_there,
+    test_an_unknown_digest_is_not_found,
+    test_what_was_put_can_be_read,
+)
 from tests.clients.environments import python_environment
 from tests.engine.faulty_disk import LAYOUT, PAGE_BYTES, chain, domain_named, page_of, pages_of
 
@@ -129,6 +140,54 @@ def test_a_server_that_is_away_costs_a_recomputation(server: S3Server, tmp_path:
     for store in (first, second, third):
         store.check_integrity()
         store.close()
+
+
+def test_adapters_are_stored_over_s3(server: S3Server, tmp_path: Path) -> None:
+    """A store in a bucket keeps what the store in a folder keeps; while the server is away, a copy can still be opened."""
+    contract = (
+        test_what_was_put_can_be_read,
+        test_an_unknown_digest_is_not_found,
+        test_a_second_put_keeps_what_is_there,
+    )
+    for number, holds in enumerate(contract):
+        holds(BucketArtifacts(f"s3://{_BUCKET}/adapters/{number}", tmp_path / f"copies-{number}", 2**30))
+    gateway, engine = (
+        BucketArtifacts(f"s3://{_BUCKET}/adapters", tmp_path / name, 2**30) for name in ("gateway", "engine")
+    )
+    weights = bytes(range(256)) * 2**17  # 32 MiB: more than one part
+    store_files(gateway, DIGEST, b"config", weights)
+
+    assert engine.open(DIGEST).weights.read_bytes() == weights
+    server.stop()
+    assert engine.open(DIGEST).config.read_bytes() == b"config"
+    with pytest.raises(Unavailable) as away:
+        gateway.exists(OTHER)
+    assert away.value.code == "artifact_store_unavailable"
+    server.start()  # it has lost all objects
+    assert not gateway.exists(DIGEST)
+    gateway.delete(DIGEST)
+
+
+async def test_adapters_are_fetched_over_s3(server: S3Server) -> None:
+    """The files below a prefix are read as they are; a missing object is a refusal, and a server that is away is not."""
+    import obstore
+    from obstore.store import from_url
+
+    weights = bytes(range(256)) * 2**14
+    obstore.put(from_url(f"s3://{_BUCKET}", client_options={"allow_http": True}), f"a/{WEIGHTS_FILE}", weights)
+    source, reader = parse_source(f"s3://{_BUCKET}/a"), BucketReader()
+
+    async with reader.open(source, f"a/{WEIGHTS_FILE}") as remote:
+        assert remote.size == len(weights)
+        assert b"".join([chunk async for chunk in remote.chunks]) == weights
+    with pytest.raises(ValidationFailed, match=r"has no adapter_config\.json"):
+        async with reader.open(source, f"a/{CONFIG_FILE}"):
+            pass
+    server.stop()
+    with pytest.raises(Unavailable):
+        async with reader.open(source, f"a/{WEIGHTS_FILE}"):
+            pass
+    server.start()
 
 
 def test_a_model_in_a_bucket_is_fetched_and_served_while_the_bucket_is_away(server: S3Server, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class DemoEngines:
             with (folder / WEIGHTS_NAME).open("rb") as file:
                 store.put(digest, AdapterFiles(config, file))
             self.digests[job] = digest
-        return ArtifactAdapterSource(self.root, description)
+        return ArtifactAdapterSource(LocalArtifacts(self.root), description)
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -178,7 +178,7 @@ class PeftFolders:
         store = self.folder / "stored"
         if not store.exists() or not any(store.rglob(found.removeprefix("sha256:"))):
             store_files(LocalArtifacts(store), found, config, weights)
-        return replace(ArtifactAdapterSource(store, self.description).load(found), digest=digest)
+        return replace(ArtifactAdapterSource(LocalArtifacts(store), self.description).load(found), digest=digest)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 import graftwork.adapters.registry.tables
+import graftwork.adapters.uploads.tables
 import graftwork.platform.alerts.tables
 import graftwork.platform.batches.tables
 import graftwork.platform.encryption.tables
@@ -60,7 +61,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0028_data_rights"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0029_data_rights"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -72,6 +73,7 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     await empty_database.upgrade_to_head()
 
     for revision in (
+        "0028_adapter_uploads",
         "0027_usage_sums",
         "0026_people",
         "0025_batches",

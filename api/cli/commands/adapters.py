@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftwork.api.cli.commands import rollouts
+from graftwork.api.cli.commands import push, rollouts
 from graftwork.api.cli.console.connect import connect
 from graftwork.api.cli.console.flags import ModelPlace
 from graftwork.api.cli.console.output import (
@@ -26,42 +26,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="LoRA adapters and their versions. Needs GRAFTWORK_API_KEY.")
 app.add_typer(rollouts.app, name="rollouts")
+app.command()(push.push)
+app.add_typer(push.uploads, name="uploads")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's name.")]
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A PEFT folder: adapter_config.json and adapter_model.safetensors.")
+    Path,
+    typer.Argument(
+        metavar="DIR", help="A PEFT folder: adapter_config.json and adapter_model.safetensors; or a GGUF file."
+    ),
 ]
 OfDemo = Annotated[bool, typer.Option("--demo", help="Check against the small model that ships with Graftwork.")]
 Alias = Annotated[str, typer.Option(help="The alias; `prod` is what the plain name stands for.")]
-
-
-@app.command()
-def push(
-    folder: Folder,
-    name: Annotated[str | None, typer.Option(help="The adapter's name (default: the folder's).")] = None,
-    promote: Annotated[
-        bool, typer.Option("--promote/--no-promote", help="Whether the plain name may stand for this version.")
-    ] = True,
-    run: Annotated[str | None, typer.Option(help="The training run, as an id or an address.")] = None,
-    parent: Annotated[str | None, typer.Option(help="The version it was trained from, such as support@3.")] = None,
-    data_digest: Annotated[str | None, typer.Option(help="The sha256:… of the training data.")] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Upload a folder as the next version of an adapter. If a version has the same files, no new version is made.
-
-    Example: graftwork adapters push ./my-lora --name support
-    """
-    with connect() as client:
-        adapter = client.adapters.push(
-            folder, name=name, promote=promote, run=run, parent=parent, data_digest=data_digest
-        )
-    if as_json:
-        return show_json(adapter.raw)
-    if adapter.newest is not None:
-        typer.echo(f"{adapter.name}@{adapter.newest.version} is ready ({size(adapter.newest.size_bytes)}).")
-    if not promote:
-        return typer.echo(f"Next: graftwork adapters promote {adapter.name} VERSION, once it is tried out.")
-    return typer.echo(f'Next: use "{adapter.name}" as the model, or graftwork sessions chat {adapter.name}')
 
 
 @app.command(name="list")

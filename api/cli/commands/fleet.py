@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.api.cli.console.flags import (
+    ArtifactUrl,
     DatabaseUrl,
     DataDir,
     Demo,
@@ -61,6 +62,7 @@ def start(
     disk_kv_bytes: DiskKvBytes = None,
     shared_kv_dir: SharedKvDir = None,
     kv_object_url: KvObjectUrl = None,
+    artifact_url: ArtifactUrl = None,
 ) -> None:
     """Start a fleet. Needs GRAFTWORK_ENGINE_TOKEN. The engines go on when this command, or Ray, ends.
 
@@ -128,6 +130,7 @@ def upgrade(
     disk_kv_bytes: DiskKvBytes = None,
     shared_kv_dir: SharedKvDir = None,
     kv_object_url: KvObjectUrl = None,
+    artifact_url: ArtifactUrl = None,
 ) -> None:
     """Replace all engines, one after another, by those of the next generation. Give all flags of `start` again.
 

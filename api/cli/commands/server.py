@@ -10,6 +10,7 @@ import typer
 
 from graftwork.api.cli.console.flags import (
     Advertise,
+    ArtifactUrl,
     CorsOrigin,
     DatabaseUrl,
     DataDir,
@@ -90,6 +91,7 @@ def serve(
     kv_dir: KvDir = None,
     shared_kv_dir: SharedKvDir = None,
     kv_object_url: KvObjectUrl = None,
+    artifact_url: ArtifactUrl = None,
     replicas: Replicas = None,
     max_replicas: MaxReplicas = None,
     log_format: LogFormat = None,
@@ -119,6 +121,7 @@ def gateway(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
+    artifact_url: ArtifactUrl = None,
     cors_origin: CorsOrigin = None,
     tool_call_form: ToolForm = None,
     reasoning_form: ReasoningForm = None,
@@ -165,6 +168,7 @@ def engine(
     kv_dir: KvDir = None,
     shared_kv_dir: SharedKvDir = None,
     kv_object_url: KvObjectUrl = None,
+    artifact_url: ArtifactUrl = None,
     fleet: Fleet = None,
     database_url: DatabaseUrl = None,
     replica_id: ReplicaId = None,

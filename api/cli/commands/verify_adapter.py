@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from graftwork.adapters.format.gguf_adapter import peft_files
 from graftwork.adapters.format.identity import identify_adapter
 from graftwork.api.server.served_model import model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
@@ -36,15 +37,20 @@ class AdapterReport:
         return {"ok": True, **asdict(self), "model_folder": str(self.model_folder)}
 
 
-def check_adapter(folder: Path, settings: Settings) -> AdapterReport:
-    """Checks whether the adapter in `folder` fits the base model that the settings select.
+def check_adapter(path: Path, settings: Settings) -> AdapterReport:
+    """Checks whether the adapter in a PEFT folder, or in a GGUF file, fits the base model that the settings select.
 
     Raises ValidationFailed, which names the wrong tensor or field.
     Raises InvalidRequest if a file is missing, or if the settings select no model.
     """
     model = model_folder(settings)
     description = describe_model(model, model_name(settings))
-    config, weights = _read(folder / CONFIG_FILE), _read(folder / WEIGHTS_FILE)
+    if path.is_file():
+        content = _read(path)
+        files = peft_files(content, description)
+        config, weights = files.config, b"".join(files.weights(content))
+    else:
+        config, weights = _read(path / CONFIG_FILE), _read(path / WEIGHTS_FILE)
     spec, digest = identify_adapter(config, weights, description)
     return AdapterReport(
         model_name=description.model_name,
@@ -78,6 +84,7 @@ def describe_model(folder: Path, name: str = "") -> EngineDescription:
         device_pages=0,
         experts=None if model.experts is None else model.experts.shapes,
         modules=model.modules,
+        head_dim=model.head_dim,
     )
 
 

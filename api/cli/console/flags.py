@@ -116,6 +116,10 @@ SharedKvDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="A folder in which engines of one model read each other's cache (default: none)."),
 ]
+ArtifactUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A bucket that stores adapters: s3://BUCKET/PREFIX (default: in the data dir)."),
+]
 KvObjectUrl = Annotated[
     str | None,
     typer.Option(

@@ -9,11 +9,11 @@ from pydantic import Field
 from graftwork.api.deps.resources import Admin, ForAdmin
 from graftwork.api.deps.route_classes import AdminRoute
 from graftwork.api.schemas.base import NativeBody
-from graftwork.platform.alerts.destination import MAX_URL_CHARACTERS
 from graftwork.platform.alerts.repository import Webhook
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted
 from graftwork.platform.ids import OrganisationId, TenantId
+from graftwork.platform.outbound.public_addresses import MAX_URL_CHARACTERS
 from graftwork.platform.tenancy.limit_book import LimitOwner
 
 

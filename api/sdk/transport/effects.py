@@ -28,6 +28,8 @@ class Call:
     """The query parameters. The SDK does not send parameters with the value None."""
     form: Mapping[str, str] | None = None
     files: Mapping[str, Any] | None = None
+    content: bytes | None = None
+    """The body as it is, instead of JSON or a form."""
     headers: Mapping[str, str] = field(default_factory=dict)
     admin: bool = False
     """Whether to send the admin key instead of the tenant's key."""

@@ -88,9 +88,8 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
     """Builds the httpx request of a call, with the API key. Each try needs a new request."""
     query = {name: value for name, value in call.query.items() if value is not None}
     headers = {**keys.header(call), **call.headers}
-    return http.build_request(
-        call.method, call.path, json=call.json, params=query, data=call.form, files=call.files, headers=headers
-    )
+    body: dict[str, Any] = {"json": call.json, "data": call.form, "files": call.files, "content": call.content}
+    return http.build_request(call.method, call.path, params=query, headers=headers, **body)
 
 
 async def build_request_async(http: httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:

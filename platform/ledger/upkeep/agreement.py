@@ -11,6 +11,7 @@ Each request of the time is judged by itself, with the reports of all engines th
     unreported    something is billed, and no engine reported anything                  │
     unbilled      an engine has reported a request that the ledger does not have        ─┘
     dropped       the same, for a line of a batch: it is done again, or was not wanted any more
+    own           the same, for a request of the server itself: it asks engines whether they are ready
     pending       the same, and so young that it may still run
 
 Owns these rules and the verdict. Never changes a row.
@@ -42,6 +43,7 @@ class Verdict(StrEnum):
     UNREPORTED = "unreported"
     UNBILLED = "unbilled"
     DROPPED = "dropped"
+    OWN = "own"
     PENDING = "pending"
 
     @property

@@ -20,6 +20,8 @@ _UNBILLED = {"prompt_tokens": "unbilled_prompt_tokens", "completion_tokens": "un
 _SAME = ("prompt_tokens", "completion_tokens", "kv_byte_seconds", "adapter_bytes", "engine_us")
 """Fields that must be the same in a request that is billed and has its reports whole; the others are at most so much."""
 _BATCHES = ("batch\\_%", "msgbatch\\_%")
+_OWN = "ready\\_%"
+"""The ids of lines of batches, and of the requests by which a gateway tries whether its engine answers."""
 _PART = 500
 
 
@@ -134,7 +136,8 @@ def _orphans(start: float, end: float, settled_at: float) -> Any:
     report = EngineReportRow
     has_row = select(UsageRow.request_id).where(UsageRow.request_id == report.request_id).exists()
     is_line = or_(*(report.request_id.like(pattern, escape="\\") for pattern in _BATCHES))
-    verdict = case((report.at >= settled_at, "pending"), (is_line, "dropped"), else_="unbilled")
+    is_own = report.request_id.like(_OWN, escape="\\")
+    verdict = case((is_own, "own"), (report.at >= settled_at, "pending"), (is_line, "dropped"), else_="unbilled")
     columns = [report.request_id, verdict.label("verdict"), *(getattr(report, name) for name in COUNTS)]
     return select(*columns).where(report.at >= start, report.at < end, ~has_row)
 

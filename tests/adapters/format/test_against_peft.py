@@ -43,7 +43,7 @@ def load(folder: Path, family: Family) -> AdapterWeights:
     _, digest = identify_adapter(config, weights, description)
     with tempfile.TemporaryDirectory() as root:
         store_files(LocalArtifacts(Path(root)), digest, config, weights)
-        return ArtifactAdapterSource(Path(root), description).load(digest)
+        return ArtifactAdapterSource(LocalArtifacts(Path(root)), description).load(digest)
 
 
 def pairs_of(weights: AdapterWeights) -> dict[Place, LoraPair]:

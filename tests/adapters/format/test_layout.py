@@ -58,6 +58,9 @@ def test_every_module_is_found_with_its_rank_and_scale() -> None:
         ("base_model.model.", ""),
         ("base_model.model.model.", "base_model.model."),
         ("base_model.model.model.", ""),
+        ("base_model.model.model.", "base_model.model.model.language_model."),
+        ("base_model.model.model.", "base_model.model.language_model.model."),
+        ("base_model.model.model.", "language_model."),
         (".weight", ".default.weight"),
     ],
 )

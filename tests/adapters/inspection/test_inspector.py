@@ -30,6 +30,7 @@ from tests.adapters.adapter_files import (
     tensors,
     weights_bytes,
 )
+from tests.adapters.format.gguf_files import converted, gguf_bytes
 
 GOOD = weights_bytes()
 LARGE = replace(DESCRIPTION, vocab_size=512 * 1024)
@@ -321,3 +322,28 @@ def test_a_worker_that_cannot_start_is_absent_capacity(command: tuple[str, ...])
         start(command)
 
     assert caught.value.code == "inspection_unavailable"
+
+
+async def test_a_gguf_file_is_converted_in_the_worker(inspector: AdapterInspector) -> None:
+    """A GGUF file without a configuration becomes PEFT's two files; with one, and anything else, it stays as it is."""
+    description, content = replace(DESCRIPTION, head_dim=8), gguf_bytes(converted(tensors()))
+    with open_files(b"", content) as files:
+        async with inspector.peft_files("ten_a", files, description) as found:
+            made = await inspector.identify("ten_a", found, description)
+    with open_files(config_bytes(), content) as files:
+        async with inspector.peft_files("ten_a", files, description) as unchanged:
+            assert unchanged is files
+
+    assert made == await identify(inspector, config_bytes(), GOOD, description)
+
+
+async def test_a_wrong_gguf_file_is_refused_by_the_worker(inspector: AdapterInspector) -> None:
+    """A GGUF file that is cut off is refused, and the worker goes on."""
+    with (
+        open_files(b"", gguf_bytes(converted(tensors()))[:200]) as files,
+        pytest.raises(ValidationFailed, match="truncat"),
+    ):
+        async with inspector.peft_files("ten_a", files, DESCRIPTION):
+            pass
+
+    assert (await identify(inspector, config_bytes(), GOOD, DESCRIPTION)).rank == 4

@@ -6,23 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.adapters.registry.artifact_store import LocalArtifacts
+from graftwork.adapters.registry.artifact_store import ArtifactStore, LocalArtifacts
+from graftwork.adapters.registry.bucket_artifacts import BucketArtifacts
 from graftwork.platform.errors import NotFound, Unavailable
 from tests.adapters.adapter_files import store_files
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "a" * 63 + "b"
 
 
+ROOT = "artifacts"
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> LocalArtifacts:
-    return LocalArtifacts(tmp_path / "artifacts")
+def local(tmp_path: Path) -> LocalArtifacts:
+    return LocalArtifacts(tmp_path / ROOT)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+    """A store in a folder, and in a bucket, for which another folder stands; `tests/clients` has a real one."""
+    if request.param == "folder":
+        return LocalArtifacts(tmp_path / ROOT)
+    return BucketArtifacts(f"file://{tmp_path / ROOT}", tmp_path / "copies", 2**20)
 
 
 def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
+def test_what_was_put_can_be_read(store: ArtifactStore) -> None:
     """Both files of an artifact are read back unchanged, under their usual names."""
     store_files(store, DIGEST, b"config", b"weights")
 
@@ -33,7 +45,7 @@ def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
     assert store.exists(DIGEST)
 
 
-def test_an_unknown_digest_is_not_found(store: LocalArtifacts) -> None:
+def test_an_unknown_digest_is_not_found(store: ArtifactStore) -> None:
     """A digest is not found before its put and after its delete."""
     store_files(store, OTHER, b"c", b"w")
 
@@ -45,7 +57,7 @@ def test_an_unknown_digest_is_not_found(store: LocalArtifacts) -> None:
 @pytest.mark.parametrize(
     "text", ["", "..", "../../etc", "/etc/passwd", "sha256:../x", "sha256:" + "A" * 64, DIGEST + "/..", "\0" * 71]
 )
-def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Path, text: str) -> None:
+def test_only_digests_reach_the_file_system(store: ArtifactStore, tmp_path: Path, text: str) -> None:
     """A text that is not a digest is not found, whatever path it spells."""
     with pytest.raises(NotFound):
         store.open(text)
@@ -56,7 +68,7 @@ def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Pat
     assert files_below(tmp_path) == []
 
 
-def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
+def test_a_second_put_keeps_what_is_there(store: ArtifactStore) -> None:
     """A second put of a digest does not change its files."""
     store_files(store, DIGEST, b"config", b"weights")
     store_files(store, DIGEST, b"other", b"other")
@@ -64,16 +76,16 @@ def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
     assert store.open(DIGEST).config.read_bytes() == b"config"
 
 
-def test_many_writers_of_one_digest_leave_one_artifact(store: LocalArtifacts, tmp_path: Path) -> None:
+def test_many_writers_of_one_digest_leave_one_artifact(store: ArtifactStore, tmp_path: Path) -> None:
     """Many writers of one digest all succeed and leave one artifact."""
     with ThreadPoolExecutor(8) as pool:
         for future in [pool.submit(store_files, store, DIGEST, b"config", b"weights") for _ in range(32)]:
             future.result()
 
-    assert len(files_below(tmp_path)) == 2
+    assert len(files_below(tmp_path / ROOT)) == 2
 
 
-def test_delete_leaves_neighbours_and_open_files(store: LocalArtifacts, tmp_path: Path) -> None:
+def test_delete_leaves_neighbours_and_open_files(store: ArtifactStore, tmp_path: Path) -> None:
     """A delete keeps open files readable and other digests in place; a second delete is no error."""
     store_files(store, DIGEST, b"config", b"weights")
     store_files(store, OTHER, b"config", b"weights")
@@ -85,11 +97,11 @@ def test_delete_leaves_neighbours_and_open_files(store: LocalArtifacts, tmp_path
 
     assert not store.exists(DIGEST)
     assert store.exists(OTHER)
-    assert len(files_below(tmp_path)) == 2
+    assert len(files_below(tmp_path / ROOT)) == 2
 
 
 def test_a_write_that_fails_midway_leaves_nothing(
-    store: LocalArtifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: LocalArtifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write that fails in the middle leaves no file."""
 
@@ -99,7 +111,7 @@ def test_a_write_that_fails_midway_leaves_nothing(
     monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(Unavailable, match="No space"):
-        store_files(store, DIGEST, b"config", b"weights")
+        store_files(local, DIGEST, b"config", b"weights")
 
-    assert not store.exists(DIGEST)
+    assert not local.exists(DIGEST)
     assert files_below(tmp_path) == []

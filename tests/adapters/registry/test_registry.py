@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from graftwork.adapters.format.specs import AliasTarget
+from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.platform.errors import (
     GraftworkError,
@@ -27,7 +28,7 @@ async def test_a_published_adapter_is_described_stored_and_loadable(two_tenants:
     assert (made.created_at, version.created_at) == (two_tenants.clock.now(), two_tenants.clock.now())
     assert await two_tenants.registry.get(two_tenants.a, "bot") == made
     assert two_tenants.stored == {version.digest}
-    assert len(ArtifactAdapterSource(two_tenants.root, DESCRIPTION).load(version.digest).pairs) == 6
+    assert len(ArtifactAdapterSource(LocalArtifacts(two_tenants.root), DESCRIPTION).load(version.digest).pairs) == 6
 
 
 async def test_other_weights_under_a_name_make_the_next_version(two_tenants: TwoTenants) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
+from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.platform.errors import (
@@ -80,7 +81,7 @@ async def test_whoever_has_a_version_has_its_files_while_others_delete_the_same(
     await asyncio.gather(churn(two_tenants.a), churn(two_tenants.b))
 
     (digest,) = two_tenants.stored
-    assert ArtifactAdapterSource(two_tenants.root, DESCRIPTION).load(digest).max_rank == 4
+    assert ArtifactAdapterSource(LocalArtifacts(two_tenants.root), DESCRIPTION).load(digest).max_rank == 4
     assert await two_tenants.registry.sweep() == ()
 
 

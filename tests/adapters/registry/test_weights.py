@@ -103,7 +103,7 @@ def peft_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(root: Path, config: bytes, weights: bytes) -> AdapterWeights:
     _, digest = identify_adapter(config, weights, DESCRIPTION)
     store_files(LocalArtifacts(root), digest, config, weights)
-    return ArtifactAdapterSource(root, DESCRIPTION).load(digest)
+    return ArtifactAdapterSource(LocalArtifacts(root), DESCRIPTION).load(digest)
 
 
 def peft_deltas(folder: Path) -> dict[tuple[int, str], torch.Tensor]:
@@ -151,7 +151,7 @@ def test_matrices_keep_the_dtype_and_the_bits_of_the_file(dtype: torch.dtype, tm
 def test_matrices_are_their_own(tmp_path: Path) -> None:
     """Loaded matrices outlive their artifact, and a write to one changes no other."""
     _, digest = identify_adapter(config_bytes(), weights_bytes(), DESCRIPTION)
-    store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(tmp_path, DESCRIPTION)
+    store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(LocalArtifacts(tmp_path), DESCRIPTION)
     store_files(store, digest, config_bytes(), weights_bytes())
 
     first, second = source.load(digest), source.load(digest)
@@ -163,7 +163,7 @@ def test_matrices_are_their_own(tmp_path: Path) -> None:
 
 def test_an_unknown_digest_is_not_found(tmp_path: Path) -> None:
     """An unknown digest, or a text that is not a digest, is a NotFound."""
-    source = ArtifactAdapterSource(tmp_path, DESCRIPTION)
+    source = ArtifactAdapterSource(LocalArtifacts(tmp_path), DESCRIPTION)
 
     for digest in ("sha256:" + "0" * 64, "../../etc"):
         with pytest.raises(NotFound):
@@ -191,7 +191,7 @@ def test_files_that_changed_since_the_upload_are_refused_by_their_digest(damage:
             paths.config.write_bytes(b"")
 
     with pytest.raises(ValidationFailed) as caught:
-        ArtifactAdapterSource(tmp_path, DESCRIPTION).load(digest)
+        ArtifactAdapterSource(LocalArtifacts(tmp_path), DESCRIPTION).load(digest)
 
     assert digest in caught.value.message
     assert caught.value.code == "artifact_damaged"
@@ -215,7 +215,7 @@ def test_tensors_at_odd_offsets_are_read_as_safetensors_reads_them(padding: int,
 
 def test_adapters_of_equal_size_and_config_are_told_apart(tmp_path: Path) -> None:
     """A source that loads two adapters of equal size and config in turn does not mix them up."""
-    store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(tmp_path, DESCRIPTION)
+    store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(LocalArtifacts(tmp_path), DESCRIPTION)
     files = {}
     for targets in (("q_proj",), ("o_proj",)):
         weights = weights_bytes(tensors(targets=targets))

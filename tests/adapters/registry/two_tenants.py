@@ -74,7 +74,8 @@ class TwoTenants:
         **config: Any,
     ) -> Adapter:
         with open_files(config_bytes(**config), FILES[seed]) as files:
-            return await self.registry.publish(scope or self.a, name, files, DESCRIPTION, limits, push)
+            published = await self.registry.publish(scope or self.a, name, files, DESCRIPTION, limits, push)
+        return published.adapter
 
     async def audited(self) -> list[tuple[str, str, str, dict[str, Any]]]:
         """The audit log, oldest first: who did what to what, and how."""

@@ -119,3 +119,32 @@ def test_tags_and_defaults_by_commands(graftwork: Graftwork, folder: Path) -> No
     assert found[0]["versions"][0]["provenance"]["run"] == "run-42"
     assert "sea" in shown.stdout
     assert wrong.exit_code == 2
+
+
+def test_what_the_server_fetches(graftwork: Graftwork) -> None:
+    """A fetch is begun under its name, listed, and cancelled; a source that is not allowed is an error with its reason."""
+    source, digest = "https://files.test/support", "sha256:" + "0" * 64
+    begun = graftwork("adapters", "push", "fetched", source, "--digest", digest, "--no-wait")
+    (upload,) = answer(graftwork, "adapters", "uploads", "list", "fetched")["data"]
+    listed = graftwork("adapters", "uploads", "list")
+    cancelled = graftwork("adapters", "uploads", "cancel", upload["id"])
+    refused = graftwork("adapters", "push", "fetched", "s3://models/support")
+    unnamed = graftwork("adapters", "push", source)
+    twice = graftwork("adapters", "push", "fetched", "./support", "--name", "support")
+
+    assert source in begun.stdout
+    assert (upload["name"], upload["source"]) == ("fetched", source)
+    assert upload["id"] in listed.stdout
+    assert cancelled.stdout == f"Cancelled {upload['id']}.\n"
+    assert "does not fetch adapters from" in refused.output
+    assert "Name the adapter" in unnamed.output
+    assert "once" in twice.output
+
+
+def test_a_folder_goes_in_parts(graftwork: Graftwork, folder: Path) -> None:
+    """A push by the command line sends parts, and the adapter has the bytes that were sent."""
+    pushed = answer(graftwork, "adapters", "push", "parted", str(folder))
+    (upload,) = answer(graftwork, "adapters", "uploads", "list", "parted")["data"]
+
+    assert upload["status"] == "ready"
+    assert upload["received_bytes"] == pushed["versions"][0]["size_bytes"]

@@ -16,7 +16,7 @@ db upgrade|db downgrade|db current|db export-usage|db erasures list|db erasures 
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|tenants export|tenants retention|
 keys create|keys list|keys rotate|keys revoke|login|logout|whoami|people list|people show|people add|people grant|
 people revoke|people suspend|people resume|people delete|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
-replicas drain|adapters push|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
+replicas drain|adapters push|adapters uploads list|adapters uploads cancel|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
 adapters rollouts start|adapters rollouts list|adapters rollouts show|adapters rollouts cancel|adapters verify|
 sessions list|sessions show|sessions chat|sessions close|
 batches submit|batches list|batches show|batches cancel|batches results|

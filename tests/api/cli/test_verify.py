@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
+from tests.adapters.format.gguf_files import converted, gguf_bytes
 from tests.api.cli.conftest import Graftwork
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
@@ -79,3 +80,20 @@ def test_the_base_is_never_guessed(
     assert "--model" in asked.stderr
     assert taken.exit_code == 0, taken.output
     assert f"base ({model})" in taken.stdout
+
+
+def test_a_gguf_file_is_the_same_adapter(graftwork: Graftwork, model: Path, tmp_path: Path) -> None:
+    """A GGUF file has the digest of the folder from which it was made; a file that is none is refused."""
+    folder = write_adapter(tmp_path / "good", out_features=8)
+    saved = load_file(folder / "adapter_model.safetensors")
+    (tmp_path / "good.gguf").write_bytes(gguf_bytes(converted(saved), alpha=4.0))
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+
+    of_folder, of_file = (
+        json.loads(graftwork("adapters", "verify", str(path), "--model", str(model), "--json").stdout)
+        for path in (folder, tmp_path / "good.gguf")
+    )
+    refused = graftwork("adapters", "verify", str(tmp_path / "bad.gguf"), "--model", str(model))
+
+    assert of_file["digest"] == of_folder["digest"]
+    assert "truncated" in refused.output

@@ -29,9 +29,14 @@ UNKNOWN = {
     "export_id": "export_00000000000000000000000000",
     "batch_id": "batch_00000000000000000000000000",
     "message_batch_id": "msgbatch_00000000000000000000000000",
+    "upload_id": "upl_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
+    "PATCH /v1/adapter_uploads/{upload_id}": {
+        "content": b"x",
+        "headers": {"upload-offset": "0", "content-type": "application/octet-stream"},
+    },
     "PUT /v1/adapters/{name}/aliases/{alias}": {"json": {"version": 1}},
     "PATCH /v1/adapters/{name}": {"json": {"tags": ["x"]}},
     "POST /v1/adapters/{name}/rollouts": {"json": {"version": 1, "steps": [{"weight": 10, "seconds": 60}]}},
@@ -65,6 +70,8 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})
     first = {"items": [{"role": "user", "content": "x"}]}
     conversation = (await tenant.client.post("/v1/conversations", json=first)).json()
+    new = {"name": "pirate", "config": "{}", "size_bytes": 2, "digest": "sha256:" + "0" * 64}
+    upload = (await tenant.client.post("/v1/adapter_uploads", json=new)).json()
     batches = await owned_batches(tenant)
     items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
     export = (await tenant.client.post("/v1/exports")).json()
@@ -80,6 +87,7 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
         "session_id": session,
         "name": "pirate",
         "rollout_id": rollout["id"],
+        "upload_id": upload["id"],
         "alias": "prod",
         "version": "1",
         "model": "pirate",

@@ -10,9 +10,9 @@ from graftwork.platform.keys.scopes import Scope
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat
 from tests.api.signed_in import signed_in
 
-FREE = re.compile(r"GET /v1/(adapters|models|requests|auth/whoami)\b.*|POST /v1/auth/tokens")
+FREE = re.compile(r"GET /v1/(adapters|adapter_uploads|models|requests|auth/whoami)\b.*|POST /v1/auth/tokens")
 NEEDED = {
-    Scope.ADAPTERS: re.compile(r"(POST|PUT|PATCH|DELETE) /v1/adapters\b.*"),
+    Scope.ADAPTERS: re.compile(r"(POST|PUT|PATCH|DELETE) /v1/(adapters|adapter_uploads)\b.*"),
     Scope.USAGE: re.compile(r"GET /v1/(usage|quota|prices|overview|invoices?|retention)\b.*"),
     Scope.READ: re.compile(r"GET /v1/(sessions|responses|conversations|files|batches|messages/batches)\b.*"),
     Scope.EXPORT: re.compile(r"(GET|POST|DELETE) /v1/exports\b.*"),

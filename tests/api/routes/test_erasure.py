@@ -190,6 +190,13 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     await gateway.resources.server.trace_store.flush()
     await client.patch("/v1/adapters/pirate", json={"tags": ["pirate"]})
     await client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))
+    new = {"name": "pirate", "config": SECRET, "size_bytes": 100, "digest": "sha256:" + "0" * 64}
+    upload = (await client.post("/v1/adapter_uploads", json=new)).json()["id"]
+    part = {"upload-offset": "0", "content-type": "application/octet-stream"}
+    sent = await client.patch(f"/v1/adapter_uploads/{upload}", content=SECRET.encode(), headers=part)
+    assert sent.status_code == 200, sent.text
+    fetch = {"name": "pirate", "source": "https://files.test/a?sig=secret", "digest": "sha256:" + "0" * 64}
+    assert (await client.post("/v1/adapter_uploads", json=fetch)).status_code == 201
     steps = [{"weight": 50, "seconds": 60}]
     started = await client.post("/v1/adapters/pirate/rollouts", json={"version": 2, "steps": steps})
     assert started.status_code == 201, started.text
@@ -270,7 +277,7 @@ async def all_text(database: Database, tenant_id: str) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    folders = ("artifacts", "files", "exports")
+    folders = ("artifacts", "files", "uploads", "exports")
     return [path for each in folders for path in (folder / each).rglob("*") if path.is_file()]
 
 

@@ -1,5 +1,6 @@
 """Tests of adapters in the SDK: pushing folders and moving aliases."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import httpx
 import pytest
 
 from graftwork.api.sdk.client import AsyncGraftwork, Graftwork
-from graftwork.api.sdk.transport.errors import ConfigurationError
+from graftwork.api.sdk.transport.errors import ConfigurationError, ValidationError
 from tests.api.sdk.scripted_server import ScriptedServer, error
 
 
@@ -136,3 +137,101 @@ async def test_weights_are_read_from_disk_piece_by_piece(folder: Path, is_async:
 
     assert sum(transport.lengths) > 8_000_000
     assert max(transport.lengths) <= 128 * 1024
+
+
+def upload(**fields: Any) -> httpx.Response:
+    known = {
+        "id": "upl_1",
+        "name": "support",
+        "status": "receiving",
+        "received_bytes": 0,
+        "version": None,
+        "error": None,
+    }
+    return httpx.Response(200, json=known | fields)
+
+
+def uploads(*found: dict[str, Any]) -> httpx.Response:
+    return httpx.Response(200, json={"object": "list", "data": [*found], "has_more": False})
+
+
+def test_a_push_in_parts_goes_on_where_the_server_says(folder: Path) -> None:
+    """A part whose answer was lost is not sent twice: the server's offset decides, and progress is told."""
+    told: list[tuple[int, int | None]] = []
+    wrong = httpx.Response(409, json={"error": {"message": "no", "code": "wrong_offset", "offset": 5}})
+    dropped = httpx.ReadError("lost")
+    server = ScriptedServer(
+        uploads(), upload(), dropped, wrong, upload(received_bytes=8), upload(status="ready"), adapter()
+    )
+
+    server.client().adapters.push(folder, progress=lambda sent, size: told.append((sent, size)))
+
+    assert server.lines == [
+        "GET /v1/adapter_uploads?name=support&limit=100",
+        "POST /v1/adapter_uploads",
+        "PATCH /v1/adapter_uploads/upl_1",
+        "PATCH /v1/adapter_uploads/upl_1",
+        "PATCH /v1/adapter_uploads/upl_1",
+        "POST /v1/adapter_uploads/upl_1/complete",
+        "GET /v1/adapters/support",
+    ]
+    assert [request.content for request in server.requests[2:5]] == [b"weights!", b"weights!", b"ts!"]
+    assert [request.headers["upload-offset"] for request in server.requests[2:5]] == ["0", "0", "5"]
+    digest = hashlib.sha256(b'{"r": 8}weights!').hexdigest()
+    assert server.body(1)["digest"] == f"sha256:{digest}"
+    assert server.body(1)["config"] == '{"r": 8}'
+    assert told == [(0, 8), (5, 8), (8, 8)]
+
+
+def test_a_push_finds_the_upload_of_the_same_files(folder: Path) -> None:
+    """A push after an interruption goes on with the open upload of these very files, and no other."""
+    files = b'{"r": 8}weights!'
+    digest = f"sha256:{hashlib.sha256(files).hexdigest()}"
+    same = {"id": "upl_7", "status": "receiving", "digest": digest, "size_bytes": 8, "received_bytes": 6}
+    others = [same | change for change in ({"status": "failed"}, {"digest": "sha256:0"}, {"received_bytes": None})]
+    server = ScriptedServer(uploads(*others, same), upload(received_bytes=8), upload(status="ready"), adapter())
+
+    server.client().adapters.push(folder, progress=lambda sent, size: None)
+
+    assert server.lines[1:3] == ["PATCH /v1/adapter_uploads/upl_7", "POST /v1/adapter_uploads/upl_7/complete"]
+    assert server.requests[1].content == b"s!"
+
+
+def test_a_gguf_file_has_no_configuration(tmp_path: Path) -> None:
+    """A GGUF file goes in parts under its name without the ending."""
+    (tmp_path / "support.gguf").write_bytes(b"GGUF")
+    server = ScriptedServer(uploads(), upload(), upload(received_bytes=4), upload(status="ready"), adapter())
+
+    server.client().adapters.push(tmp_path / "support.gguf")
+
+    assert (server.body(1)["name"], server.body(1)["config"]) == ("support", None)
+    assert server.requests[2].content == b"GGUF"
+
+
+def test_a_fetch_is_waited_for() -> None:
+    """A fetch is asked for until it has ended; without waiting, its first state is returned; a failed one is an error."""
+    failure = {"code": "source_refused", "message": "has no weights", "param": "source"}
+    server = ScriptedServer(
+        *(upload(status=status) for status in ("fetching", "fetching", "inspecting")),
+        upload(status="ready", version=3),
+        upload(status="fetching"),
+        upload(status="fetching"),
+        upload(status="failed", error=failure),
+    )
+    adapters = server.client().adapters
+
+    ready = adapters.fetch("support", "hf:acme/lora@main", promote=False)
+    begun = adapters.fetch("support", "hf:acme/lora@main", wait=False)
+    with pytest.raises(ValidationError, match="has no weights") as refusal:
+        adapters.fetch("support", "hf:acme/lora@main")
+
+    assert (ready.version, begun.status, refusal.value.code) == (3, "fetching", "source_refused")
+    assert server.body(0) == {
+        "name": "support",
+        "source": "hf:acme/lora@main",
+        "digest": None,
+        "promote": False,
+        "run": None,
+        "parent": None,
+        "data_digest": None,
+    }

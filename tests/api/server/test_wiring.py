@@ -94,6 +94,7 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
         "old usage",
         "responses",
         "sessions",
+        "uploads",
         "usage journals",
         "used sign-ins",
         "usage sums",

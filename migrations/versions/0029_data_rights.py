@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0028_data_rights"
-down_revision = "0027_usage_sums"
+revision = "0029_data_rights"
+down_revision = "0028_adapter_uploads"
 branch_labels = None
 depends_on = None
 

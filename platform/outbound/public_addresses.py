@@ -1,10 +1,12 @@
-"""Finds the address that an alert may be sent to, so that no webhook reaches into the operator's own networks.
+"""Finds the address to which a tenant's URL leads, so that no such URL reaches into the operator's own networks.
+
+Alerts are sent to such URLs, and adapters are fetched from them.
 
     https://hooks.example.com/budget ──► resolve ──► every address is public ──► connect to the address that was checked
 
 Owns the rules: http or https, no user and no password in the address, and public addresses only, unless the operator
 allows their network. A name that has one inner address among public ones is refused as a whole. Never sends anything.
-Invariant: the sender connects to an address that was checked here, so a name that resolves differently a moment later
+Invariant: the caller connects to an address that was checked here, so a name that resolves differently a moment later
 (DNS rebinding) gains nothing.
 """
 
@@ -24,19 +26,19 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class InwardAddress(Exception):
-    """Raised for a webhook that leads to an address that is not public."""
+    """Raised for a URL that leads to an address that is not public."""
 
 
 class UnknownHost(Exception):
-    """Raised if the name of a webhook's host has no address now."""
+    """Raised if the name of a URL's host has no address now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where one alert is sent."""
+    """Where one request is sent."""
 
     url: str
-    """The webhook's URL with the checked address instead of the host's name."""
+    """The URL with the checked address instead of the host's name."""
     host: str
     """The host's name with its port, for the header `Host`."""
     server_name: str
@@ -53,8 +55,8 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
-def check_url(url: str) -> SplitResult:
-    """Returns the parts of a webhook's URL. Raises ValidationFailed for one that is not allowed."""
+def check_url(url: str, param: str = "url") -> SplitResult:
+    """Returns the parts of a tenant's URL, which is the field `param`. Raises ValidationFailed for one that is not allowed."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -74,15 +76,15 @@ def check_url(url: str) -> SplitResult:
     )
     if not is_right:
         raise ValidationFailed(
-            f"url must be an http:// or https:// address of at most {MAX_URL_CHARACTERS} ASCII characters, without user, "
+            f"{param} must be an http:// or https:// address of at most {MAX_URL_CHARACTERS} ASCII characters, without user, "
             "password and fragment.",
-            param="url",
+            param=param,
         )
     return parts
 
 
 async def find_destination(url: str, allowed_networks: tuple[str, ...], resolve: Resolve) -> Destination:
-    """Returns where to connect for a webhook's URL, which was checked when it was set.
+    """Returns where to connect for a tenant's URL.
 
     `allowed_networks` are the inner networks that the operator allows. Raises InwardAddress and UnknownHost.
     """
