@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.bucket import Bucket, check_bucket_url
+from graftwork.engine.kv.disk.bucket import Bucket
 from graftwork.engine.kv.disk.files import FileEntry
 from graftwork.engine.kv.disk.object_pages import ObjectPages
 from graftwork.engine.kv.disk.shared import SharedStore
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.outbound.buckets import check_bucket_url
 from tests.engine.faulty_disk import (
     LAYOUT,
     ONE_PAGE_FILE,
@@ -322,7 +323,7 @@ def test_the_thread_lists_and_erases(root: Path) -> None:
 def test_an_url_without_a_bucket_is_refused(url: str) -> None:
     """The refusal names the flag and the forms that are right."""
     with pytest.raises(InvalidRequest, match=r"--kv-object-url .* s3://BUCKET/PREFIX"):
-        check_bucket_url(url)
+        check_bucket_url(url, "kv_object_url")
 
 
 class Histories(RuleBasedStateMachine):
