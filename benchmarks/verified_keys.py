@@ -23,7 +23,7 @@ from pathlib import Path
 
 from machine import describe_machine
 
-from graftwork.api.deps.resources import repeating
+from graftwork.api.deps.background import repeating
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotAuthenticated

@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from graftwork.adapters.format.safetensors_file import FORMATS, MAX_TENSORS, Readable
 from graftwork.adapters.format.specs import shown
@@ -86,6 +87,9 @@ def read_gguf(content: Readable) -> GgufFile:
     tensors = tuple(_placed(each, offset, data_start, len(content)) for each, offset in found)
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise refused_gguf("two tensors have one name.")
+    for former, later in pairwise(sorted(tensors, key=lambda tensor: (tensor.start, tensor.end))):
+        if later.start < former.end:
+            raise refused_gguf("it shares data with another tensor.", later.name)
     return GgufFile(metadata, array_lengths, tensors)
 
 

@@ -7,7 +7,8 @@ from functools import partial
 from graftwork.api.batches.endpoints import answer_request
 from graftwork.api.batches.line_forms import missing_line
 from graftwork.api.batches.runner import TICK_S, BatchRunner, RunnerLimits, RunnerServices
-from graftwork.api.deps.resources import BatchResources, Resources, repeating
+from graftwork.api.deps.background import repeating
+from graftwork.api.deps.resources import BatchResources, Resources
 from graftwork.platform.batches.batches import BatchKeeper, BatchLimits
 from graftwork.platform.batches.claims import BatchClaims
 from graftwork.platform.batches.file_vault import FileVault

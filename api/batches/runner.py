@@ -19,7 +19,7 @@ from functools import partial
 
 from graftwork.api.batches.line_answers import AnswerLine, Later, LineAnswers
 from graftwork.api.batches.slots import LineSlots
-from graftwork.api.deps.resources import Pause
+from graftwork.api.deps.background import Pause
 from graftwork.platform.batches.batch import Batch, BatchStatus, LineOutcome, LineProblem
 from graftwork.platform.batches.claims import BatchClaims, ClaimLost, scope_of
 from graftwork.platform.batches.files import FileKeeper

@@ -1,17 +1,11 @@
-"""Groups the services of one process, such as the adapter registry, by the routes that use them. Runs background tasks.
+"""Groups the services of one process, such as the adapter registry, by the routes that use them.
 
 Owns the types of the parameters that FastAPI passes to a handler: a group of services, the request's id, or the
 principal, which is the owner of the request's API key. Checks that this key has the scope that a route needs.
-When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
-Work that must finish, such as settling a quota reservation, is a background task instead.
-Never builds or closes a service, authenticates a request, or knows what a background task does.
-Invariant: a reference to each background task is kept until the task ends, and the failure of a task is logged.
+Never builds or closes a service, and never authenticates a request.
 """
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
@@ -21,6 +15,7 @@ from fastapi import Depends, Request
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.uploads.uploads import UploadKeeper
+from graftwork.api.deps.background import ServerTasks
 from graftwork.api.deps.people import PeopleResources
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
@@ -65,69 +60,6 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.text.encoding import PromptEncoding, TextPrompt
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.tokenizer import TextTokenizer
-
-logger = logging.getLogger(__name__)
-
-
-class ServerTasks:
-    """Starts background tasks of the server, and keeps them until they end. `close` waits for the running tasks."""
-
-    def __init__(self, patience_s: float = 5.0) -> None:
-        self._patience_s = patience_s
-        self._running: set[asyncio.Task[Any]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._running.add(task)
-        task.add_done_callback(self._retire)
-        return task
-
-    async def close(self) -> None:
-        """Waits at most `patience_s` seconds until the running tasks end.
-
-        Then cancels the tasks that still run, and waits at most `patience_s` seconds again.
-        """
-        if not self._running:
-            return
-        _, late = await asyncio.wait(self._running, timeout=self._patience_s)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=self._patience_s)
-
-    def _retire(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("server task failed: %s", task.get_name(), exc_info=error)
-
-
-Pause = Callable[[float], Awaitable[None]]
-"""A function that waits for a number of seconds. Tests replace the default, `asyncio.sleep`."""
-
-
-@asynccontextmanager
-async def repeating(
-    work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
-) -> AsyncGenerator[None, None]:
-    """Runs `work` again and again while the `async with` block runs. Waits `interval_s` seconds before each run.
-
-    If a run fails, logs the error and continues.
-    """
-    task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-async def _repeat(work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause) -> None:
-    while True:
-        await pause(interval_s)
-        try:
-            await work()
-        except Exception:
-            logger.exception("%s failed; the next round is in %g s", name, interval_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graftwork.api.deps.resources import InferenceResources, ServerTasks
+from graftwork.api.deps.background import ServerTasks
+from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.http.response_headers import MODEL, degraded_header
 from graftwork.api.inference.request import InferenceRequest

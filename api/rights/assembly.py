@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.export_sections import ADAPTER_SECTIONS, adapter_files
 from graftwork.adapters.uploads.export_sections import UPLOADS
-from graftwork.api.deps.resources import BatchResources, RightsResources, SessionResources, repeating
+from graftwork.api.deps.background import repeating
+from graftwork.api.deps.resources import BatchResources, RightsResources, SessionResources
 from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database

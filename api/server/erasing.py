@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from graftwork.adapters.uploads.uploads import UploadKeeper
-from graftwork.api.deps.resources import InferenceResources, Resources, RightsResources, repeating
+from graftwork.api.deps.background import repeating
+from graftwork.api.deps.resources import InferenceResources, Resources, RightsResources
 from graftwork.api.server.foundation import Foundation
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.fleet.client import FleetClient

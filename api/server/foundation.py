@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
-from graftwork.api.deps.resources import repeating
+from graftwork.api.deps.background import repeating
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.tracing import Tracing
 from graftwork.engine.core.client import EngineClient

@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.api.deps.resources import Resources, repeating
+from graftwork.api.deps.background import repeating
+from graftwork.api.deps.resources import Resources
 from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
 from graftwork.api.server.fleets import connect_engine

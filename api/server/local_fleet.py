@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from graftwork.api.deps.resources import repeating
+from graftwork.api.deps.background import repeating
 from graftwork.api.server.engine_lease import RENEWALS_PER_LEASE
 from graftwork.api.server.engine_process import DISK_KV_BYTES, KV_FOLDER
 from graftwork.api.server.engine_supervisor import EngineChild

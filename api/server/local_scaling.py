@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 
-from graftwork.api.deps.resources import repeating
+from graftwork.api.deps.background import repeating
 from graftwork.api.server.local_fleet import LocalFleet
 from graftwork.engine.fleet.autoscaler import Autoscaler, ScalingLimits
 from graftwork.engine.fleet.client import FleetClient

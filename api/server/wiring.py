@@ -15,15 +15,14 @@ from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
 from graftwork.api.batches.assembly import FILES_FOLDER, batch_resources, running_batches
+from graftwork.api.deps.background import ServerTasks, repeating
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
     InferenceResources,
     Resources,
     ServerResources,
-    ServerTasks,
     SessionResources,
-    repeating,
 )
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory

@@ -13,7 +13,8 @@ from graftwork.adapters.uploads.pending_upload import UploadLimits
 from graftwork.adapters.uploads.publishing import StagedPublisher
 from graftwork.adapters.uploads.staging import StagingFolder
 from graftwork.adapters.uploads.uploads import UploadKeeper
-from graftwork.api.deps.resources import Resources, repeating
+from graftwork.api.deps.background import repeating
+from graftwork.api.deps.resources import Resources
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database

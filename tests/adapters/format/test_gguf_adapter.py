@@ -141,6 +141,16 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
+def test_tensors_that_share_data_are_refused() -> None:
+    """A small file must not grow: no two tensors may have the same bytes."""
+    second = read_gguf(GOOD).tensors[1]
+    name = second.name.encode()
+    place = GOOD.index(name) + len(name) + 4 + 8 * len(second.shape) + 4  # behind the dimensions and the type
+
+    with pytest.raises(ValidationFailed, match="shares data"):
+        read(GOOD[:place] + bytes(8) + GOOD[place + 8 :])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_not_read(case: str) -> None:
     """What is no LoRA, or could only be applied in part, is refused with its reason."""

@@ -11,7 +11,7 @@ from graftwork.api.anthropic.answer import write_anthropic_events
 from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
 from graftwork.api.anthropic.translate import translate
-from graftwork.api.deps.resources import ServerTasks
+from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.job import ResponseHead
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest

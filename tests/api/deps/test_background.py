@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from graftwork.api.deps.resources import ServerTasks, repeating
+from graftwork.api.deps.background import ServerTasks, repeating
 
 
 async def test_close_waits() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from graftwork.api.deps.resources import ServerTasks
+from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
