@@ -45,6 +45,8 @@ from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, s
 
 _SWEPT_PER_QUERY = 100
 _RETRY_AFTER_S = 5.0
+_ABANDONED_AFTER_S = 600.0
+"""Seconds for which bytes without an open upload are kept: a fetch may be just about to begin or to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,8 @@ class UploadKeeper:
         return upload
 
     async def sweep(self) -> int:
-        """Removes the uploads of all tenants that have expired, and what fetches that another gateway has taken over have
-        left here. Returns how many had expired.
+        """Removes the uploads of all tenants that have expired, and bytes without an open upload, such as those of a
+        fetch that another gateway has ended. Returns how many had expired.
         """
         num_removed = 0
         while True:
@@ -219,9 +221,12 @@ class UploadKeeper:
             if len(lapsed) < _SWEPT_PER_QUERY:
                 break
         for tenant_id, upload_id in await asyncio.to_thread(
-            self._staging.abandoned, self._clock.now() - self.limits.lives_s
+            self._staging.abandoned, self._clock.now() - _ABANDONED_AFTER_S
         ):
-            await asyncio.to_thread(self._staging.remove, tenant_id, upload_id)
+            async with self._database.read() as session:
+                found = await repository.find(session, _scope(tenant_id), upload_id)
+            if found is None or not found.is_open:
+                await asyncio.to_thread(self._staging.remove, tenant_id, upload_id)
         return num_removed
 
     async def erase(self, scope: TenantScope) -> bool:

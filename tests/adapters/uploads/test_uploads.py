@@ -1,6 +1,7 @@
 """Tests of uploads in parts: offsets, limits, ends, and what is left of them."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from graftwork.adapters.uploads import repository
 from graftwork.adapters.uploads.pending_upload import UploadStatus
 from graftwork.platform.errors import (
     BudgetSpent,
@@ -260,3 +262,18 @@ async def test_tenants_do_not_see_each_other(uploaders: TwoUploaders) -> None:
     assert uploaders.staged() == {theirs.id}
     with pytest.raises(NotFound):
         await uploaders.get(upload)
+
+
+async def test_bytes_without_an_upload_go(uploaders: TwoUploaders) -> None:
+    """Bytes that nobody has touched for a while go if no open upload has them, and stay if one has."""
+    orphan, idle, fresh = [await uploaders.create(name) for name in ("orphan", "idle", "fresh")]
+    now = uploaders.clock.now()
+    for upload, age_s in ((orphan, 601), (idle, 601), (fresh, 1)):
+        os.utime(uploaders.tenants.root / "uploads" / upload.tenant_id / upload.id / "weights", (now - age_s,) * 2)
+    async with uploaders.tenants.database.write() as session:
+        for upload in (orphan, fresh):
+            await repository.forget(session, uploaders.a, upload.id)
+
+    await uploaders.keeper.sweep()
+
+    assert uploaders.staged() == {idle.id, fresh.id}

@@ -315,7 +315,11 @@ async def test_nothing_of_a_deleted_tenant_is_left(gateway: Gateway, tmp_path: P
     moved = ("usage_sums", "usage_unrolled")  # a roll-up may have come between
     assert others | dict.fromkeys(moved, 0) == before[other.id] | dict.fromkeys(moved, 0)
     assert others["usage_sums"] >= before[other.id]["usage_sums"]
-    assert len(files_of(tmp_path / "data")) == 6  # the other tenant has the same two versions, a file and an export
+    kept_files = files_of(tmp_path / "data")
+    assert not [path for path in kept_files if tenant.id in path.parts]
+    of_uploads = [path for path in kept_files if "uploads" in path.parts]
+    assert [path.read_text() for path in of_uploads if path.stat().st_size] == [SECRET, SECRET], "its parts are there"
+    assert len(kept_files) - len(of_uploads) == 6  # the other tenant has the same two versions, a file and an export
     assert gateway.engine.forgotten_domains[-1] == gateway.engine.requests[-1].domain
     assert (await gateway.admin.get(f"{TENANTS}/{tenant.id}")).status_code == 404
     assert (await gateway.admin.get(f"{TENANTS}/{other.id}/erasure")).status_code == 404
