@@ -61,3 +61,23 @@ INVOICE: Json = {
     "requests": 1,
     "unpriced": USAGE_TOTALS | {"requests": 0, "costs": []},
 }
+_COUNTED: Json = {"prompt_tokens": 24, "completion_tokens": 6, "kv_byte_seconds": 98304}
+USAGE_CHECK: Json = {
+    "object": "usage.check",
+    "start": float(CREATED_AT),
+    "end": float(CREATED_AT) + 86400.0,
+    "differences": 0,
+    "compared": [
+        {
+            "verdict": "agrees",
+            "is_difference": False,
+            "requests": 1,
+            "billed": _COUNTED,
+            "unbilled": {"prompt_tokens": 0, "completion_tokens": 0},
+            "reported": _COUNTED,
+            "examples": [],
+        }
+    ],
+    "sums": [],
+    "engines": [{"replica_id": "engine-0", "prompt_tokens": 24, "generated_tokens": 6}],
+}

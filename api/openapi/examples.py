@@ -6,7 +6,7 @@ Tests check each example against its schema.
 from graftwork import __version__
 from graftwork.api.openapi.example_adapters import ADAPTER, ALIAS_EVENT, ROLLOUT, UPLOAD_ANSWERS
 from graftwork.api.openapi.example_batches import BATCH_ANSWERS, BATCH_REQUESTS
-from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_ROWS
+from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_CHECK, USAGE_ROWS
 from graftwork.api.openapi.example_data_rights import DATA_ANSWERS, DATA_REQUESTS
 from graftwork.api.openapi.example_objects import (
     CONVERSATION,
@@ -285,6 +285,7 @@ ANSWERS: dict[str, Json] = (
         "get_user_quota": QUOTA | {"requests_per_minute": 10, "max_sessions": None},
         "set_user_quota": QUOTA | {"requests_per_minute": 10, "max_sessions": None},
         "get_tenants_usage": USAGE_ROWS,
+        "check_usage": USAGE_CHECK,
         "list_audit_entries": list_of(
             {
                 "id": "aud_01hzx",
