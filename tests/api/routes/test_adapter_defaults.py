@@ -176,6 +176,7 @@ async def test_tags_state_and_provenance(tenant: TestTenant) -> None:
     assert (await tenant.client.get("/v1/adapters?state=lost")).status_code == 422
     origin = pushed["provenance"]
     assert origin.pop("pushed_by").startswith("key_")
+    assert origin.pop("source") is None
     assert origin == {"run": "run-42", "parent": "pirate@1", "data_digest": "sha256:" + "d" * 64}
     for wrong in ({"data_digest": "md5:1"}, {"parent": "pirate@9"}, {"run": "x" * 201}):
         answer = await tenant.client.post("/v1/adapters", data={"name": "pirate"} | wrong, files=adapter_upload(3))
