@@ -66,8 +66,7 @@ async def open_ledger(
     ledger = LedgerKeeping.of(settings, database, clock)
     if isinstance(engine, ReportingClient):
         engine.report_to(ledger.reports)
-    stack.callback(ledger.reports.close)
-    stack.push_async_callback(ledger.reports.flush)
+    stack.push_async_callback(ledger.reports.close)
     await stack.enter_async_context(repeating(ledger.reports.flush, _FLUSH_S, "storing what engines reported"))
     await stack.enter_async_context(repeating(ledger.rollups.roll_up, ROLL_UP_S, "the sweep of usage sums"))
     return ledger

@@ -9,6 +9,7 @@ Invariant: a report is in the database once, however often it is stored.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,12 @@ from typing import Protocol
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from graftwork.platform.ledger.slot_files import COUNTS, SlotEntry, SlotFiles
 from graftwork.platform.ledger.upkeep import agreement_rows
+
+_log = logging.getLogger(__name__)
 
 KEPT_S = 35 * 86_400.0
 """How long reports are kept: a month, and some days to look at it."""
@@ -54,7 +58,7 @@ class SentRequest(Protocol):
 
 
 class EngineReports:
-    """The reports of one gateway process. Not thread-safe. Call `flush` every second, and once before the end."""
+    """The reports of one gateway process. Not thread-safe. Call `flush` every second."""
 
     def __init__(self, folder: Path, database: Database, clock: Clock) -> None:
         """Creates the folder if it is missing."""
@@ -104,8 +108,15 @@ class EngineReports:
         async with self._database.write() as session:
             await agreement_rows.drop_reports(session, self._clock.now() - KEPT_S)
 
-    def close(self) -> None:
-        """Closes the files. Reports that are not stored are for the next process to recover."""
+    async def close(self) -> None:
+        """Stores the reports that have ended, and closes the files.
+
+        If the database does not answer, the next process of the same data folder stores them.
+        """
+        try:
+            await self.flush()
+        except Unavailable as error:
+            _log.warning("engine_reports_kept", extra={"reports": len(self._ended), "reason": error.message})
         self._files.close()
 
     async def _store(self, reports: Sequence[EngineReport]) -> None:

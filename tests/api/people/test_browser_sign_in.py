@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from graftwork.platform.keys.scopes import ALL_SCOPES
 from graftwork.platform.oidc.code_flow import SIGN_IN_FOR_S
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 from tests.api.people.conftest import SignInDesk, failure
@@ -89,7 +90,7 @@ async def test_a_person_changes_seats(desk: SignInDesk) -> None:
         ("Second", "tenant-admin"),
     ]
 
-    for tenant_id, scopes in ((first.id, 2), (second.id, 4)):
+    for tenant_id, scopes in ((first.id, 2), (second.id, len(ALL_SCOPES))):
         moved = await browser.put("/console/session/seat", json={"tenant_id": tenant_id})
         assert moved.status_code == 200, moved.text
         now = (await browser.get("/console/session")).json()

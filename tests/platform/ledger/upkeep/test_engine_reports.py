@@ -66,7 +66,7 @@ async def test_the_reports_of_a_dead_process_are_stored_once(
     report.admit(10, 0)
     report.add(3)
     reports.begin(Sent(RequestId("req_2.0")))  # waits in the engine's queue
-    reports.close()
+    await reports.close()
     shutil.copytree(tmp_path / "reports", tmp_path / "again")
 
     for folder in ("reports", "again"):
@@ -86,7 +86,7 @@ async def test_reports_wait_for_the_database(
     report.end()
     with pytest.raises(Unavailable):
         await away.flush()
-    away.close()
+    await away.close()
 
     assert await EngineReports(tmp_path / "away", database, manual_clock).recover() == 1
     assert [row[0] for row in await stored(database)] == ["req_1"]
