@@ -341,7 +341,7 @@ async def test_a_wrong_gguf_file_is_refused_by_the_worker(inspector: AdapterInsp
     """A GGUF file that is cut off is refused, and the worker goes on."""
     with (
         open_files(b"", gguf_bytes(converted(tensors()))[:200]) as files,
-        pytest.raises(ValidationFailed, match="truncat"),
+        pytest.raises(ValidationFailed, match="truncated"),
     ):
         async with inspector.peft_files("ten_a", files, DESCRIPTION):
             pass
