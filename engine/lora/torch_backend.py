@@ -25,7 +25,7 @@ from graftwork.engine.lora.expert_deltas import RoutedLora, RoutedTorch, RowOwne
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache, copied_early
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
-from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.batch_invariance import BLOCK_ROWS, BatchInvariance
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 
@@ -51,12 +51,6 @@ class LoraRows:
 LONG_SEGMENT_ROWS = 16
 """The least number of rows in a segment that is multiplied alone. For so many rows, a separate product costs less than
 a pack (factors of several adapters, padded with zeros).
-"""
-
-
-BLOCK_ROWS = 8
-"""The number of rows in one block of a pack. Fewer rows waste less work on other adapters' ranks; more rows fill the
-product better.
 """
 
 

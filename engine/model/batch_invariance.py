@@ -26,8 +26,10 @@ _MANY = 128
 """The rows of the product whose bits all others must have. Prompts have more, and the same kernels."""
 _VECTOR = 64
 """A multiple of the elements that torch computes at once on any CPU."""
-_BLOCK_ROWS = 8
-"""The rows of one block in which plain torch applies adapters."""
+BLOCK_ROWS = 8
+"""The rows of one block in which plain torch applies adapters (a pack, see engine/lora/packs.py). Fewer rows waste less
+work on other adapters' ranks; more rows fill the product better.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class BatchInvariance:
 def measured_rules(dtype: torch.dtype) -> BatchInvariance:
     rows = {size for x, weight in _operands(dtype) for size in _rows_that_matter(x, weight)}
     min_rows = _next_of(_ROWS, rows)
-    few_rows = max(_BLOCK_ROWS, min_rows)
+    few_rows = max(BLOCK_ROWS, min_rows)
     columns = {size for x, weight in _operands(dtype) for size in _columns_that_matter(x[:few_rows], weight)}
     if max(_ROWS) in rows or max(_COLUMNS) in columns:
         _log.warning(
@@ -105,7 +107,7 @@ def _columns_that_matter(x: torch.Tensor, weight: torch.Tensor) -> Iterator[int]
 def _one_row_is_as_in_a_block(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Returns whether one row has the bits that it has in a block of an adapter's product."""
     matrix = weight.t().contiguous().unsqueeze(0)
-    block = torch.bmm(x[:_BLOCK_ROWS].unsqueeze(0), matrix)
+    block = torch.bmm(x[:BLOCK_ROWS].unsqueeze(0), matrix)
     return torch.equal(torch.bmm(x[:1].unsqueeze(0), matrix), block[:, :1])
 
 
