@@ -25,7 +25,7 @@ from graftwork.engine.lora.expert_deltas import RoutedLora, RoutedTorch, RowOwne
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache, copied_early
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
-from graftwork.engine.model.batch_invariance import BLOCK_ROWS, BatchInvariance
+from graftwork.engine.model.batch_invariance import BLOCK_ROWS, BatchInvariance, multiply
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 
@@ -78,12 +78,14 @@ class SegmentProduct:
     start: int
     num_rows: int
     adapter: ResidentAdapter
+    rules: BatchInvariance
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         delta = self.adapter.deltas.get((layer, group))
         if delta is None or not delta.slices:
             return
-        v = torch.mm(x.narrow(0, self.start, self.num_rows), delta.A.t())  # [rows, sum of ranks]
+        own_x = x.narrow(0, self.start, self.num_rows)
+        v = multiply(own_x, delta.A.t(), self.rules.rows_at_once(x.shape[1]))  # [rows, sum of ranks]
         if delta.scales is not None:
             v.mul_(delta.scales)
         out = y.narrow(0, self.start, self.num_rows)
@@ -155,7 +157,7 @@ class TorchProducts:
     def _products(self, segments: Sequence[Segment], num_rows: int) -> Iterator[LoraProduct]:
         for is_long, run in groupby(segments, self._is_long):
             if is_long:
-                yield from (SegmentProduct(one.start, one.num_rows, _only_adapter(one)) for one in run)
+                yield from (SegmentProduct(one.start, one.num_rows, _only_adapter(one), self._rules) for one in run)
             else:
                 yield from (self._packed_product(near, num_rows) for near in _without_gaps(list(run)))
 
@@ -271,9 +273,8 @@ class LoraBatch:
     def _product(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         """Returns x @ matrix. The bits of a row do not depend on the number of rows."""
         missing = self._rules.rows(len(x)) - len(x)
-        if missing <= 0:
-            return torch.mm(x, matrix)
-        return torch.mm(functional.pad(x, (0, 0, 0, missing)), matrix)[: len(x)]
+        padded = functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x
+        return multiply(padded, matrix, self._rules.rows_at_once(x.shape[1]))[: len(x)]
 
 
 def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:

@@ -18,12 +18,15 @@ from graftwork.engine.model.layers import Linear
 _log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_ROWS = (*range(1, 18), 20, 24, 28, 31, 32, 33, 40, 47, 48, 63, 64)
+_FEW_ROWS = (*range(1, 11), 12, 14, 15, 16, 17, 24, 28, 31)
+_SHARED_ROWS = 32
+"""The rows of the product whose bits all others must have. Wide steps of a batch have as many."""
+_MANY_ROWS = (33, 37, 64, 96, 128, 200, 256)
 _COLUMNS = (8, 16, 24, 32, 40, 48, 64)
-_FEATURES = (56, 512, 1408)
-_OUTPUTS = 256
-_MANY = 128
-"""The rows of the product whose bits all others must have. Prompts have more, and the same kernels."""
+_SHAPES = ((128, 256), (256, 96), (480, 256), (512, 96), (512, 640), (1408, 256))
+"""The (features, outputs) of the measured products. Products with fewer features are those of toys."""
+_EXPONENTS = 4
+"""Values differ in size by up to 2 ** 8."""
 _VECTOR = 64
 """A multiple of the elements that torch computes at once on any CPU."""
 BLOCK_ROWS = 8
@@ -36,8 +39,8 @@ work on other adapters' ranks; more rows fill the product better.
 class BatchInvariance:
     """The sizes of a matrix product for which the bits of one row do not depend on the other rows.
 
-    Measured with torch 2.13: on x86 with AVX-512, products in bf16 may have any size, and products in fp32 need 4 rows
-    and 16 columns. With AMX, products in bf16 need 34 rows or one, and products in fp32 need 13.
+    Measured with torch 2.13 on x86 with AMX: products in fp32 need 16 rows; products in bf16 may have at most 32 if the
+    input has more than 480 features. Without AMX, products in fp32 need 4 rows and 16 columns, in bf16 nothing.
     In fp32 attention, the order of a sum depends on the number of keys after padding.
     """
 
@@ -47,12 +50,19 @@ class BatchInvariance:
     """Whether one row alone has the same bits too, although `min_rows` is more."""
     attends_in_any_shape: bool = False
     """Whether attention over more keys that are masked leaves the bits of a row as they are."""
+    max_rows: int | None = None
+    """The most rows of a product whose input has more than `narrow_features`. None if any number has the same bits."""
+    narrow_features: int = 0
 
     def rows(self, num_rows: int) -> int:
         """Returns how many rows a product of `num_rows` needs: as many, or the fewest that do."""
         if num_rows == 1 and self.allows_one_row:
             return 1
         return max(num_rows, self.min_rows)
+
+    def rows_at_once(self, features: int) -> int | None:
+        """Returns the most rows of one product with an input of so many features. None if it may have any number."""
+        return self.max_rows if features > self.narrow_features else None
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: torch.device = _CPU) -> "BatchInvariance":
@@ -64,11 +74,14 @@ class BatchInvariance:
 
 @cache
 def measured_rules(dtype: torch.dtype) -> BatchInvariance:
-    rows = {size for x, weight in _operands(dtype) for size in _rows_that_matter(x, weight)}
-    min_rows = _next_of(_ROWS, rows)
+    shapes = list(_operands(dtype))
+    few = {size for x, weight in shapes for size in _rows_that_matter(x, weight, _FEW_ROWS)}
+    too_wide = [x.shape[1] for x, weight in shapes if any(_rows_that_matter(x, weight, _MANY_ROWS))]
+    narrow = [features for features, _ in _SHAPES if features < min(too_wide, default=0)]
+    min_rows = _next_of((*_FEW_ROWS, _SHARED_ROWS), few)
     few_rows = max(BLOCK_ROWS, min_rows)
-    columns = {size for x, weight in _operands(dtype) for size in _columns_that_matter(x[:few_rows], weight)}
-    if max(_ROWS) in rows or max(_COLUMNS) in columns:
+    columns = {size for x, weight in shapes for size in _columns_that_matter(x[:few_rows], weight)}
+    if min_rows == _SHARED_ROWS or max(_COLUMNS) in columns:
         _log.warning(
             "batch_invariance_missing",
             extra={"dtype": str(dtype), "loss": "a row's last bits may depend on how many rows stand beside it"},
@@ -76,8 +89,10 @@ def measured_rules(dtype: torch.dtype) -> BatchInvariance:
     return BatchInvariance(
         min_rows,
         _next_of((1, *_COLUMNS), columns),
-        allows_one_row=1 not in rows and all(_one_row_is_as_in_a_block(x, weight) for x, weight in _operands(dtype)),
+        allows_one_row=1 not in few and all(_one_row_is_as_in_a_block(x, weight) for x, weight in shapes),
         attends_in_any_shape=dtype != torch.float32,
+        max_rows=_SHARED_ROWS if too_wide else None,
+        narrow_features=max(narrow, default=0),
     )
 
 
@@ -86,13 +101,13 @@ def _next_of(sizes: Sequence[int], bad: Collection[int]) -> int:
     return next((size for size in sizes if size > max(bad, default=0)), sizes[-1])
 
 
-def _rows_that_matter(x: torch.Tensor, weight: torch.Tensor) -> Iterator[int]:
-    """Yields numbers of rows whose bits are not those that the rows have among many, as a plain or a packed product."""
+def _rows_that_matter(x: torch.Tensor, weight: torch.Tensor, sizes: Sequence[int]) -> Iterator[int]:
+    """Yields numbers of rows whose bits are not those that the rows have among 32, as a plain or a packed product."""
     packed = Linear(weight)
     packed.pack()
     for product in (Linear(weight), packed) if packed.is_packed else (packed,):
-        whole = product(x)
-        yield from (size for size in _ROWS if not torch.equal(product(x[3 : 3 + size]), whole[3 : 3 + size]))
+        shared = product(x[:_SHARED_ROWS])
+        yield from (size for size in sizes if not torch.equal(product(x[:size])[:_SHARED_ROWS], shared[:size]))
 
 
 def _columns_that_matter(x: torch.Tensor, weight: torch.Tensor) -> Iterator[int]:
@@ -100,7 +115,7 @@ def _columns_that_matter(x: torch.Tensor, weight: torch.Tensor) -> Iterator[int]
     matrix = weight.t().contiguous()
     whole = torch.mm(x, matrix)
     for size in _COLUMNS:
-        if not torch.equal(torch.mm(x, matrix[:, 8 : 8 + size].contiguous()), whole[:, 8 : 8 + size]):
+        if size < len(weight) and not torch.equal(torch.mm(x, matrix[:, :size].contiguous()), whole[:, :size]):
             yield size
 
 
@@ -112,11 +127,28 @@ def _one_row_is_as_in_a_block(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _operands(dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields x [many rows, features] and a weight [outputs, features], for several numbers of features."""
+    """Yields x [rows, features] and a weight [outputs, features] for each shape.
+
+    All sums are 0 but for rounding: each product has its negative at a random place. So every order of a sum leaves
+    another rest, where with plain random numbers the result in bf16 would hide most of the differences.
+    """
     generator = torch.Generator().manual_seed(0)
-    for features in _FEATURES:
-        x = torch.randn(_MANY, features, generator=generator).to(dtype)
-        yield x, torch.randn(_OUTPUTS, features, generator=generator).to(dtype)
+
+    def half(rows: int, features: int) -> torch.Tensor:
+        sizes = torch.randint(-_EXPONENTS, _EXPONENTS + 1, (rows, features // 2), generator=generator)
+        return torch.randn(rows, features // 2, generator=generator) * torch.exp2(sizes.float())
+
+    for features, outputs in _SHAPES:
+        x, weight = half(max(_MANY_ROWS), features), half(outputs, features)
+        places = torch.randperm(features, generator=generator)
+        yield torch.cat([x, x], dim=1)[:, places].to(dtype), torch.cat([weight, -weight], dim=1)[:, places].to(dtype)
+
+
+def multiply(x: torch.Tensor, matrix: torch.Tensor, rows_at_once: int | None) -> torch.Tensor:
+    """Returns x @ matrix, of at most `rows_at_once` rows at a time: [num_rows, columns]."""
+    if rows_at_once is None or len(x) <= rows_at_once:
+        return torch.mm(x, matrix)
+    return torch.cat([torch.mm(rows, matrix) for rows in torch.split(x, rows_at_once)])
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:

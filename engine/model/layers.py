@@ -27,11 +27,12 @@ class Linear:
     32 rows. The results have the same bits.
     """
 
-    __slots__ = ("_packed", "_weight", "bias")
+    __slots__ = ("_packed", "_rows_at_once", "_weight", "bias")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight` is [out_features, in_features] and `bias` is [out_features]."""
         self.bias = bias
+        self._rows_at_once: int | None = None
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
 
@@ -69,6 +70,12 @@ class Linear:
         return stored.shape[0]
 
     @property
+    def in_features(self) -> int:
+        stored = self._packed if self._weight is None else self._weight
+        assert stored is not None
+        return stored.shape[1]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weight and the bias."""
         stored = self._packed if self._weight is None else self._weight
@@ -81,6 +88,11 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [num_rows, out_features] for x [num_rows, in_features]."""
+        if self._rows_at_once is None or len(x) <= self._rows_at_once:
+            return self._product(x)
+        return torch.cat([self._product(rows) for rows in torch.split(x, self._rows_at_once)])
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             product: torch.Tensor = _packed_product(x, self._packed, self.bias, "none", [], "")
             return product
@@ -90,6 +102,10 @@ class Linear:
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the weight and the bias of the outputs [start, end). The weight is [end - start, in_features]."""
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
+
+    def limit_rows(self, rows_at_once: int | None) -> None:
+        """Makes each product have at most so many rows, so that their bits do not depend on it (see BatchInvariance)."""
+        self._rows_at_once = rows_at_once
 
     def pack(self) -> None:
         """Stores the weight in the blocks that oneDNN uses, and drops the plain weight.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.expert_reader import ExpertReader
@@ -117,12 +118,13 @@ class DecoderWeights:
     def pack(self) -> None:
         """Stores the weights of all linear layers in blocks, where that is faster (see Linear.pack).
 
-        If the output head shares its weight with the embedding, the head gets a copy of its own.
+        If the output head shares its weight with the embedding, the head gets a copy of its own. Products have no more
+        rows at once than keep the bits of a row on this machine.
         """
-        for layer in self.layers:
-            for linear in layer.linears:
-                linear.pack()
-        self.head.pack()
+        for linear in (self.head, *(linear for layer in self.layers for linear in layer.linears)):
+            rules = BatchInvariance.of(linear.dtype, linear.device)
+            linear.limit_rows(rules.rows_at_once(linear.in_features))
+            linear.pack()
 
 
 def open_weights(folder: Path, config: ModelConfig) -> WeightReader:

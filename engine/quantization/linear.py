@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from graftwork.engine.model.batch_invariance import multiply
 from graftwork.engine.quantization.weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class StepKinds:
 class QuantizedLinear:
     """A linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features]."""
 
-    __slots__ = ("_dtype", "_kinds", "_parts", "bias")
+    __slots__ = ("_kinds", "_parts", "_rows_at_once", "bias", "dtype")
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class QuantizedLinear:
     ) -> None:
         """`dtype` is the model's. All weights are on the model's device."""
         self.bias = bias
-        self._dtype = dtype
+        self.dtype = dtype
+        self._rows_at_once: int | None = None
         self._kinds = kinds
         self._parts = [_part(weight, dtype) for weight in weights]
 
@@ -72,6 +74,16 @@ class QuantizedLinear:
     def is_packed(self) -> bool:
         """Never: plain parts stay plain, because they are computed as the dense pieces of the others are."""
         return False
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the weights."""
+        first = self._parts[0].weight
+        return first.device if isinstance(first, torch.Tensor) else first.packed.device
+
+    @property
+    def in_features(self) -> int:
+        return self._parts[0].in_features
 
     @property
     def out_features(self) -> int:
@@ -93,9 +105,25 @@ class QuantizedLinear:
         for part in self._parts:
             end = start + part.out_features
             bias = None if self.bias is None else self.bias[start:end]
-            _fill(part, x, bias, y[:, start:end], self._kinds)
+            self._fill(part, x, bias, y[:, start:end])
             start = end
         return y
+
+    def _fill(self, part: "_Part", x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+        """Writes the products of one part to y, [num_rows, out_features of the part]."""
+        if part.products is None:
+            y.copy_(_dense_product(part, x, bias, self._rows_at_once))
+            return
+        decoding_start = 0
+        for prompt in (*self._kinds.prompt_rows, range(len(x), len(x))):
+            if decoding_start < prompt.start:
+                exact = part.products.multiply(x[decoding_start : prompt.start])
+                y[decoding_start : prompt.start] = exact if bias is None else exact + bias
+            if prompt:
+                y[prompt.start : prompt.stop] = _dense_product(
+                    part, x[prompt.start : prompt.stop], bias, self._rows_at_once
+                )
+            decoding_start = prompt.stop
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the dense weight and the bias of the outputs [start, end). The weight is [end - start, in_features]."""
@@ -106,6 +134,10 @@ class QuantizedLinear:
                 pieces.append(part.dense(low, high))
             first += part.out_features
         return torch.cat(pieces), None if self.bias is None else self.bias[start:end]
+
+    def limit_rows(self, rows_at_once: int | None) -> None:
+        """Makes each product with dense weights have at most so many rows (see BatchInvariance)."""
+        self._rows_at_once = rows_at_once
 
     def pack(self) -> None:
         """Does nothing: codes are packed already."""
@@ -157,22 +189,7 @@ def _part(weight: LinearWeight, dtype: torch.dtype) -> _Part:
     return _Part(weight, dtype, CpuProducts(weight))
 
 
-def _fill(part: _Part, x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, kinds: StepKinds) -> None:
-    """Writes the products of one part to y, [num_rows, out_features of the part]."""
-    if part.products is None:
-        y.copy_(_dense_product(part, x, bias))
-        return
-    decoding_start = 0
-    for prompt in (*kinds.prompt_rows, range(len(x), len(x))):
-        if decoding_start < prompt.start:
-            exact = part.products.multiply(x[decoding_start : prompt.start])
-            y[decoding_start : prompt.start] = exact if bias is None else exact + bias
-        if prompt:
-            y[prompt.start : prompt.stop] = _dense_product(part, x[prompt.start : prompt.stop], bias)
-        decoding_start = prompt.stop
-
-
-def _dense_product(part: _Part, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _dense_product(part: _Part, x: torch.Tensor, bias: torch.Tensor | None, rows_at_once: int | None) -> torch.Tensor:
     """Returns the products with a weight of which some outputs are made dense at a time: [num_rows, out_features]."""
     num_rows, columns = len(x), part.out_features
     if num_rows < _LEAST_ROWS:
@@ -183,6 +200,6 @@ def _dense_product(part: _Part, x: torch.Tensor, bias: torch.Tensor | None) -> t
         dense = part.dense(start, min(start + step, columns))
         if len(dense) < _LEAST_COLUMNS:
             dense = functional.pad(dense, (0, 0, 0, _LEAST_COLUMNS - len(dense)))
-        pieces.append(functional.linear(x, dense))
+        pieces.append(multiply(x, dense.t(), rows_at_once))
     y = torch.cat(pieces, dim=1)[:num_rows, :columns]
     return y if bias is None else y + bias
