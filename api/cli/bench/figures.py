@@ -47,14 +47,29 @@ class TenantFigures:
     """The mean time of a chat to its end. A chat that the end of the phase cuts off does not count."""
 
 
-def tenant_figures(sent: Sequence[Sent], start: float, end: float) -> list[TenantFigures]:
-    """Returns the figures of each tenant in a phase from `start` to `end`, in the order of their first chats."""
-    names = dict.fromkeys(one.tenant for one in sent)
-    return [_of_tenant(name, [one for one in sent if one.tenant == name], start, end) for name in names]
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The chats that were sent from `start` to `end`, two times of one clock in seconds."""
+
+    sent: Sequence[Sent]
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
-def _of_tenant(name: str, sent: Sequence[Sent], start: float, end: float) -> TenantFigures:
-    ttft = [wait for one in sent if (wait := _wait_for_token(one, end)) is not None]
+def tenant_figures(windows: Sequence[Window]) -> list[TenantFigures]:
+    """Returns the figures of each tenant over all windows of a phase, in the order of their first chats."""
+    names = dict.fromkeys(one.tenant for window in windows for one in window.sent)
+    return [_of_tenant(name, windows) for name in names]
+
+
+def _of_tenant(name: str, windows: Sequence[Window]) -> TenantFigures:
+    own = [(one, window.end) for window in windows for one in window.sent if one.tenant == name]
+    sent = [one for one, _ in own]
+    ttft = [wait for one, end in own if (wait := _wait_for_token(one, end)) is not None]
     gaps = [after - before for one in sent for before, after in pairwise(one.token_times)]
     ended = [one for one in sent if one.ended_at is not None]
     answered, refused = (sum(one.status in codes for one in ended) for codes in ((200,), (429, 503)))
@@ -67,7 +82,7 @@ def _of_tenant(name: str, sent: Sequence[Sent], start: float, end: float) -> Ten
         ttft_p50=percentile(ttft, 0.5),
         ttft_p99=percentile(ttft, 0.99),
         itl_p99=percentile(gaps, 0.99),
-        tokens_per_s=sum(one.num_tokens for one in sent) / (end - start),
+        tokens_per_s=sum(one.num_tokens for one in sent) / sum(window.seconds for window in windows),
         latency_mean=fmean(times) if (times := [at - one.sent_at for one in ended if (at := one.ended_at)]) else None,
     )
 

@@ -110,12 +110,11 @@ def fairness(
         with LiveProgress() as progress:
             show, clock = progress.show_load, SystemClock()
             async with measured_server(url, key, model, TENANTS, settings) as server:
-                found = await measure(server.targets, seconds, outstanding, clock, show)
-            if url is not None:
-                return found
-            first_come = settings | {"scheduling_policy": "fcfs"}
-            async with measured_server(None, key, model, TENANTS, first_come) as server:
-                return await found.with_baseline(server.targets, clock, show)
+                if url is not None:
+                    return await measure(server.targets, None, seconds, outstanding, clock, show)
+                first_come = settings | {"scheduling_policy": "fcfs"}
+                async with measured_server(None, key, model, TENANTS, first_come) as other:
+                    return await measure(server.targets, other.targets, seconds, outstanding, clock, show)
 
     found = asyncio.run(run())
     phases = [*found.solo.values(), found.flood, *([found.baseline] if found.baseline else [])]

@@ -4,7 +4,15 @@ from random import Random
 
 import pytest
 
-from graftwork.api.cli.bench.figures import WINDOW_S, computed_within, contended_jain, jain, percentile, tenant_figures
+from graftwork.api.cli.bench.figures import (
+    WINDOW_S,
+    Window,
+    computed_within,
+    contended_jain,
+    jain,
+    percentile,
+    tenant_figures,
+)
 from graftwork.api.cli.bench.load import Sent, arrivals
 
 
@@ -30,7 +38,7 @@ def test_only_what_has_ended_is_answered_refused_or_failed() -> None:
         chat("a", 5.0, ended_at=5.1, status=500),
     ]
 
-    (figures,) = tenant_figures(sent, 0.0, 10.0)
+    (figures,) = tenant_figures([Window(sent, 0.0, 10.0)])
 
     assert (figures.sent, figures.answered, figures.refused, figures.failed) == (6, 1, 2, 2)
     assert (figures.ttft_p99, figures.itl_p99) == pytest.approx((0.5, 0.2))
@@ -45,7 +53,7 @@ def test_a_chat_that_still_waits_counts_with_its_wait() -> None:
         chat("a", 2.0, ended_at=2.1, status=429),
     ]
 
-    (figures,) = tenant_figures(sent, 0.0, 10.0)
+    (figures,) = tenant_figures([Window(sent, 0.0, 10.0)])
 
     assert (figures.ttft_p50, figures.ttft_p99) == (9.0, 9.0)
 
@@ -55,7 +63,7 @@ def test_the_servers_count_of_tokens_goes_before_the_pieces() -> None:
     one = chat("a", 0.0, 0.5, ended_at=0.6)
     one.completion_tokens = 8
 
-    (figures,) = tenant_figures([one], 0.0, 2.0)
+    (figures,) = tenant_figures([Window([one], 0.0, 2.0)])
 
     assert figures.tokens_per_s == 4.0
 
@@ -119,3 +127,17 @@ def test_arrivals_are_those_of_their_seed_at_their_rate() -> None:
     assert times != arrivals(50.0, 100.0, "other")
     assert times[-1] < 100.0
     assert len(times) == pytest.approx(5000, rel=0.06)
+
+
+def test_windows_of_a_phase_count_as_one() -> None:
+    """Percentiles are over the chats of all windows, a speed over the time of all, and a chat that its window cuts off has
+    waited until the end of that window only."""
+    first = Window([chat("a", 0.0, 0.1, 0.3, ended_at=0.4), chat("a", 1.0, status=None)], 0.0, 4.0)
+    second = Window([chat("a", 10.0, 10.2, ended_at=10.3), chat("a", 11.0, 11.4, ended_at=11.5)], 10.0, 14.0)
+
+    (figures,) = tenant_figures([first, second])
+
+    assert figures.sent == 4
+    assert figures.ttft_p50 == pytest.approx(0.4)
+    assert figures.ttft_p99 == pytest.approx(3.0)
+    assert figures.tokens_per_s == pytest.approx(4 / 8)

@@ -83,11 +83,11 @@ def phase(
 
 
 def test_each_promise_is_judged_at_its_limit() -> None:
-    """Twice the solo p99, an index of 0.95 and 0.97 of the throughput hold; a little beyond each does not."""
+    """Twice the solo p99, an index of 0.95 and 0.97 of the throughput in the middle turn hold; a little beyond does not."""
     solo = {light: phase("alone", 0.1, 50.0) for light in LIGHT}
 
-    good = Fairness(1.0, solo, phase("flood", 0.2, 97.0, 0.95), phase("fcfs", 9.0, 100.0))
-    bad = Fairness(1.0, solo, phase("flood", 0.21, 96.0, 0.94), phase("fcfs", 9.0, 100.0))
+    good = Fairness(1.0, solo, phase("flood", 0.2, 97.0, 0.95), phase("fcfs", 9.0, 100.0), (0.5, 0.97, 1.2))
+    bad = Fairness(1.0, solo, phase("flood", 0.21, 96.0, 0.94), phase("fcfs", 9.0, 100.0), (0.5, 0.96, 1.2))
     silent = Fairness(1.0, solo, phase("flood", None, 97.0))
     refused = Fairness(1.0, solo, phase("flood", 0.1, 97.0, refused=1))
 
