@@ -8,7 +8,7 @@ Ids of tables in other packages, such as tenant ids, are plain strings here, wit
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, text, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
@@ -55,7 +55,12 @@ class SessionRow(Base):
 
 class TurnRow(Base):
     __tablename__ = "turns"
-    __table_args__ = (Index(None, "session_id", "id"),)
+    __table_args__ = (
+        Index(None, "session_id", "id"),
+        Index(
+            None, "finished_at", "id", postgresql_where=text("has_events"), sqlite_where=text("has_events")
+        ),  # small, because the events of old turns are deleted
+    )
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)
@@ -74,6 +79,8 @@ class TurnRow(Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
+    has_events: Mapped[bool] = mapped_column(server_default=true())
+    """Whether the turn may have rows in `events`. It has none any more if it ended long ago."""
 
 
 class CheckpointRow(Base):
