@@ -31,7 +31,9 @@ EVENT = UsageEvent(
 KINDS = {
     "plain": EVENT,
     "with an adapter": replace(EVENT, model="bot", adapter="bot@1"),
-    "of an organisation's user": replace(EVENT, organisation_id=OrganisationId("org_1"), end_user_id=EndUserId("usr_1")),
+    "of an organisation's user": replace(
+        EVENT, organisation_id=OrganisationId("org_1"), end_user_id=EndUserId("usr_1")
+    ),
 }
 
 
