@@ -19,14 +19,15 @@ _IS_COMPLETE = sa.text(
 )
 
 
-def create_index_online(name: str, table: str, columns: Sequence[str], *, where: str | None = None) -> None:
-    """Makes an index over the rows for which the SQL condition `where` is true; None means all rows.
+def create_index_online(
+    name: str, table: str, columns: Sequence[str], *, where: sa.ColumnElement[bool] | None = None
+) -> None:
+    """Makes an index over the rows for which the condition `where` is true; None means all rows.
 
     May wait long for transactions that began before it. While it waits, nobody waits for it.
     """
-    condition = None if where is None else sa.text(where)
     if op.get_bind().dialect.name != "postgresql":
-        op.create_index(name, table, columns, sqlite_where=condition)
+        op.create_index(name, table, columns, sqlite_where=where)
         return
     with op.get_context().autocommit_block():
         is_complete = op.get_bind().execute(_IS_COMPLETE, {"name": name}).scalar()
@@ -34,7 +35,7 @@ def create_index_online(name: str, table: str, columns: Sequence[str], *, where:
             return
         if is_complete is not None:
             op.drop_index(name, table, postgresql_concurrently=True)
-        op.create_index(name, table, columns, postgresql_where=condition, postgresql_concurrently=True)
+        op.create_index(name, table, columns, postgresql_where=where, postgresql_concurrently=True)
 
 
 def drop_index_online(name: str, table: str) -> None:

@@ -243,9 +243,7 @@ class Database:
         try:
             async with begin() as connection:
                 is_ours = self._is_sqlite
-                while (
-                    not is_ours
-                ):  # a statement that waits would be a transaction, which holds up the build of an index
+                while not is_ours:  # a statement that waited would hold up the build of an index, as a transaction
                     is_ours = await connection.scalar(_TRY_MIGRATION_LOCK)
                     await connection.rollback()  # keeps the lock, which ends with the connection
                     await asyncio.sleep(0.0 if is_ours else _LOCK_POLL_S)

@@ -10,7 +10,7 @@ interrupts a run, the next run continues it.
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, literal, select, true, tuple_, update
 from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.clock import Clock
@@ -80,11 +80,11 @@ async def _find_sessions(
 ) -> tuple[list[tuple[TenantId, SessionId]], _Place | None]:
     """Finds sessions with turns that ended before a time in Unix seconds and may have events.
 
-    Reads up to `limit` turns that come after the place `after`. Also returns the place of the last turn that it has read, or None
-    if there are no more turns.
+    Reads up to `limit` turns that come after the place `after`, with an index of the turns that have events. Also returns
+    the place of the last turn that it has read, or None if there are no more turns.
     """
     statement = select(TurnRow.tenant_id, TurnRow.session_id, TurnRow.finished_at, TurnRow.id)
-    statement = statement.where(TurnRow.has_events, TurnRow.finished_at < before)
+    statement = statement.where(TurnRow.has_events.is_(true()), TurnRow.finished_at < before)
     if after is not None:
         place = tuple_(literal(after.finished_at), literal(after.turn_id))
         statement = statement.where(tuple_(TurnRow.finished_at, TurnRow.id) > place)

@@ -8,7 +8,7 @@ Ids of tables in other packages, such as tenant ids, are plain strings here, wit
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, text, true
+from sqlalchemy import JSON, BigInteger, Boolean, ForeignKey, Index, LargeBinary, String, column, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
@@ -16,6 +16,8 @@ from graftwork.platform.database import Base
 _Id = String(64)
 _Name = String(32)
 _Json = JSON(none_as_null=True)
+_HAS_EVENTS = column("has_events", Boolean).is_(true())
+"""The rows of a partial index: databases use it only for statements with exactly this condition."""
 
 
 class SessionRow(Base):
@@ -57,9 +59,8 @@ class TurnRow(Base):
     __tablename__ = "turns"
     __table_args__ = (
         Index(None, "session_id", "id"),
-        Index(
-            None, "finished_at", "id", postgresql_where=text("has_events"), sqlite_where=text("has_events")
-        ),  # small, because the events of old turns are deleted
+        # Small, because the events of old turns are deleted.
+        Index(None, "finished_at", "id", postgresql_where=_HAS_EVENTS, sqlite_where=_HAS_EVENTS),
     )
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)

@@ -1,7 +1,9 @@
 """Tests that old events are deleted, and nothing that somebody can still ask for."""
 
+from typing import Any
+
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from graftwork.platform.errors import NotFound
 from graftwork.platform.pagination import Order, PageRequest
@@ -186,3 +188,25 @@ async def test_small_parts_delete_the_same(
     assert num_deleted == num_events > 0
     assert (await count(process, "events"), await count(process, "turns WHERE has_events")) == (0, 0)
     assert await own.prune() == 0
+
+
+async def test_the_search_reads_only_turns_with_events(process: SessionProcess) -> None:
+    """The search for old events uses the index that has no turn without events."""
+    searches: list[tuple[str, Any]] = []
+
+    def note(*arguments: Any) -> None:
+        if "FROM turns" in arguments[2] and "ORDER BY" in arguments[2]:
+            searches.append((arguments[2], arguments[3]))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    await pruner(process).prune()
+    event.remove(Engine, "before_cursor_execute", note)
+
+    ((search, parameters),) = searches
+    async with process.database.read() as database:
+        connection = await database.connection()
+        is_sqlite = connection.dialect.name == "sqlite"
+        if not is_sqlite:
+            await connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # a table without rows is read whole
+        explained = await connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' * is_sqlite}{search}", parameters)
+    assert "ix_turns_finished_at_id" in str(explained.all())
