@@ -3,6 +3,8 @@
 `Database.upgrade_to_head` gives a connection. Then only the files in `versions/` are needed, and no models.
 The `alembic` program gives no connection, so this module opens one. That program can also compare the models with the
 database, so all tables are imported for it. Never writes a row itself.
+Without a transaction of the caller, each revision is one of its own, because an index of a large table is built outside
+of transactions (`online_indexes.py`). The caller must keep other processes out.
 """
 
 import asyncio
@@ -16,8 +18,10 @@ from graftwork.platform.settings.settings import Settings
 
 
 def run_on(connection: Connection) -> None:
-    """Runs the requested migrations in one transaction of the connection."""
-    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+    """Runs the requested migrations: in the connection's transaction, if one has begun, or else each in its own."""
+    context.configure(
+        connection=connection, target_metadata=Base.metadata, render_as_batch=True, transaction_per_migration=True
+    )
     with context.begin_transaction():
         context.run_migrations()
 
@@ -42,7 +46,8 @@ async def run_on_the_settings_database() -> None:
     import graftwork.sessions.store.tables  # noqa: F401
 
     engine = create_async_engine(Settings.from_environment().resolved_database_url)
-    async with engine.begin() as connection:
+    opened = engine.begin() if engine.dialect.name == "sqlite" else engine.connect()
+    async with opened as connection:
         await connection.run_sync(run_on)
     await engine.dispose()
 

@@ -37,7 +37,8 @@ WriteSession = NewType("WriteSession", ReadSession)
 """Permission to read and write, in one transaction."""
 
 _BUSY_MS = 30_000  # how long SQLite waits for another process's lock
-_MIGRATION_LOCK = 0x67726166  # any number that every gateway agrees on
+_TRY_MIGRATION_LOCK = text(f"SELECT pg_try_advisory_lock({0x67726166})")  # any number that every gateway agrees on
+_LOCK_POLL_S = 0.1
 _APPLICATION = "graftwork"  # the name of connections whose address has no `application_name`
 _END_STOPPED = text(
     "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user"
@@ -229,7 +230,7 @@ class Database:
                 await session.commit()
 
     async def _migrate(self, verb: Callable[[Config, str], None], revision: str) -> None:
-        """Runs one Alembic command in one transaction. A lock keeps other processes out."""
+        """Runs one Alembic command. On PostgreSQL, each revision is a transaction, and a lock keeps other processes out."""
 
         def run(connection: Connection) -> None:
             config = _alembic_config()
@@ -238,10 +239,14 @@ class Database:
 
         # SQLite alters a table by copying it. With foreign keys on, that would delete the rows that refer to it.
         engine = self._make_engine(foreign_keys=False, poolclass=NullPool)
+        begin = engine.execution_options(sqlite_begin="BEGIN IMMEDIATE").begin if self._is_sqlite else engine.connect
         try:
-            async with engine.execution_options(sqlite_begin="BEGIN IMMEDIATE").begin() as connection:
-                if not self._is_sqlite:
-                    await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+            async with begin() as connection:
+                is_ours = self._is_sqlite
+                while not is_ours:  # a statement that waited would hold up the build of an index, as a transaction
+                    is_ours = await connection.scalar(_TRY_MIGRATION_LOCK)
+                    await connection.rollback()  # keeps the lock, which ends with the connection
+                    await asyncio.sleep(0.0 if is_ours else _LOCK_POLL_S)
                 await connection.run_sync(run)
         except CommandError as error:
             raise InvalidRequest(
@@ -249,8 +254,9 @@ class Database:
                 "If a newer version of Graftwork made it, run that version."
             ) from error
         except (SQLAlchemyError, OSError) as error:
+            reason = str(getattr(error, "orig", None) or error).partition("\n")[0]  # the driver's own message
             raise Unavailable(
-                f"The database {self._shown} cannot be used ({_reason(error)}): start it, or correct --database-url.",
+                f"The database {self._shown} cannot be used ({reason}): start it, or correct --database-url.",
                 code="database_unavailable",
             ) from error
         finally:
@@ -308,9 +314,7 @@ def _use_write_ahead_log(cursor: Any) -> None:
 
 
 def _prepare_postgres(engine: AsyncEngine, max_idle_s: float) -> None:
-    """Names each connection, and makes PostgreSQL end a transaction that does nothing for `max_idle_s` seconds, with
-    its connection.
-    """
+    """Names each connection. PostgreSQL ends one whose transaction does nothing for `max_idle_s` seconds."""
 
     @event.listens_for(engine.sync_engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:
@@ -391,8 +395,3 @@ def _alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(files("graftwork").joinpath("migrations")).replace("%", "%%"))
     return config
-
-
-def _reason(error: SQLAlchemyError | OSError) -> str:
-    """Returns the first line of the driver's own message."""
-    return str(getattr(error, "orig", None) or error).partition("\n")[0]

@@ -373,9 +373,11 @@ class SessionService:
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
         """Returns an iterator over the events of a session whose number is above `after`.
 
-        The iterator ends when no turn runs. This method raises NotFound if the session does not exist.
+        The iterator ends when no turn runs. This method raises NotFound if the session does not exist, or if events after
+        `after` are too old to be kept.
         """
         session = await self.loader.load(principal.scope(), session_id)
+        await self.reader.check_kept(principal.scope(), session, after)
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:

@@ -166,6 +166,9 @@ class IdentityProvider:
                 return 200, codes | pages
             case "/token":
                 return self._tokens(form)
+            case "/revoke":
+                self.refreshes = [token for token in self.refreshes if token != form["token"]]
+                return 200, {}
         return 404, {}
 
     @property
@@ -178,7 +181,7 @@ class IdentityProvider:
 
     def _discovery(self) -> dict[str, Any]:
         endpoints = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
-        endpoints["device_authorization_endpoint"] = "device"
+        endpoints |= {"device_authorization_endpoint": "device", "revocation_endpoint": "revoke"}
         right = {name: f"{self.issuer}/{path}" for name, path in endpoints.items()}
         return {"issuer": self.issuer, **right, **self.document}
 

@@ -138,6 +138,11 @@ class SourceRules:
             code="source_not_allowed",
         )
 
+    def names_organisation(self, source: AdapterSource) -> bool:
+        """Returns whether a rule names the source's organisation on the Hub, and does not only allow the Hub as a whole."""
+        rules = (rule for rule in self._allowed if rule.startswith("hf:") and rule != "hf:")
+        return source.kind is SourceKind.HUB and any(_begins(source.shown, rule) for rule in rules)
+
 
 def _begins(text: str, rule: str) -> bool:
     """Returns whether `rule` is the beginning of `text`, and ends there where a part of the text ends."""

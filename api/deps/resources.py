@@ -33,6 +33,7 @@ from graftwork.platform.exports.worker import ExportWorker
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
+from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.price_keeper import PriceKeeper
 from graftwork.platform.ledger.upkeep.agreement import AgreementCheck
@@ -215,6 +216,8 @@ class AdminResources:
     tenancy: Tenancy
     meter: UsageMeter
     agreement: AgreementCheck
+    backlog: UsageBacklog
+    """The usage of this gateway that the database does not have yet."""
     prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient

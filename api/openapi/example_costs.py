@@ -80,4 +80,5 @@ USAGE_CHECK: Json = {
     ],
     "sums": [],
     "engines": [{"replica_id": "engine-0", "prompt_tokens": 24, "generated_tokens": 6}],
+    "journal": {"open": 2, "waiting": 0},
 }

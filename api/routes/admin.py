@@ -115,11 +115,11 @@ async def check_usage(
     """Compare each request in the ledger with what the engines reported about it, and the ledger's sums with its requests.
 
     `differences` is 0 if all agrees. A report without a request in the ledger is a difference after `settled_s` seconds.
-    By default the last 30 days are compared.
+    By default the last 30 days are compared. `journal` is that of the gateway that answers.
     """
     since, until = span(start, end, resources.clock.now())
     found = await resources.agreement.compare(since, until, settled_s)
-    return check_answer(found, await resources.replicas.list())
+    return check_answer(found, await resources.replicas.list(), resources.backlog)
 
 
 @reports_router.get("/audit")

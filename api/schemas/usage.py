@@ -17,12 +17,14 @@ from graftwork.platform.answers.usage import (
     ComparedUsage,
     EngineTotals,
     Money,
+    OpenJournal,
     SumDifference,
     UsageCheck,
     UsageRow,
     UsageTotals,
 )
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.upkeep.agreement import Agreement
 from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
@@ -77,8 +79,10 @@ def totals_answer(summary: UsageSummary | None) -> UsageTotals:
     return UsageTotals(**_totals(summary or UsageSummary(None)))
 
 
-def check_answer(found: Agreement, engines: Sequence[ReplicaReading]) -> UsageCheck:
-    """Converts the result of a check, with what the engines that answer have counted."""
+def check_answer(found: Agreement, engines: Sequence[ReplicaReading], backlog: UsageBacklog) -> UsageCheck:
+    """Converts the result of a check, with what the engines that answer have counted, and what this gateway's ledger
+    does not have yet.
+    """
     return UsageCheck(
         start=found.start,
         end=found.end,
@@ -107,6 +111,7 @@ def check_answer(found: Agreement, engines: Sequence[ReplicaReading]) -> UsageCh
             for one in engines
             if one.stats is not None
         ),
+        journal=OpenJournal(open=backlog.journal.num_open, waiting=backlog.num_waiting),
     )
 
 

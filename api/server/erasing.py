@@ -30,6 +30,7 @@ from graftwork.platform.people.people import People
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.principals import TenantScope, isolation_of
 from graftwork.sessions.service import SessionService
+from graftwork.sessions.store.event_pruning import EventPruner
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ async def open_sweeps(stack: AsyncExitStack, base: Foundation, resources: Resour
         "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,
+        "old events": EventPruner(base.database, base.clock, resources.server.settings.event_retention_s).prune,
         "idempotency keys": resources.server.idempotency.sweep,
         "used sign-ins": resources.people.sign_ins.sweep,
         "batches": resources.batches.batches.sweep,

@@ -316,6 +316,7 @@ def _admin_resources(
         tenancy=tenants.tenancy,
         meter=tenants.meter,
         agreement=base.ledger.agreement,
+        backlog=inference.accounting.backlog,
         prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,

@@ -44,7 +44,8 @@ def upload_keeper(
 def source_readers(settings: Settings, hub: str) -> dict[SourceKind, SourceReader]:
     """Returns what reads each kind of source. `hub` is the address of the Hugging Face Hub."""
     rules = SourceRules(settings.adapter_sources)
-    web = WebReader(settings.adapter_source_networks, rules=rules, hub=hub)
+    token = settings.adapter_hub_token
+    web = WebReader(settings.adapter_source_networks, rules=rules, hub=hub, hub_token=token)
     return {SourceKind.HUB: web, SourceKind.WEB: web, SourceKind.BUCKET: BucketReader()}
 
 

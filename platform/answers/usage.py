@@ -269,6 +269,15 @@ class EngineTotals(Answer):
     generated_tokens: int
 
 
+class OpenJournal(Answer):
+    """What the asked gateway's journal has beside the ledger. Such requests are in no other figure of a check."""
+
+    open: int
+    """The requests that have an entry: those that run, and those that wait."""
+    waiting: int
+    """The requests that have ended, and that the database has not stored yet."""
+
+
 class UsageCheck(Answer):
     """Whether the usage ledger agrees with what engines have reported, and with its own sums."""
 
@@ -281,3 +290,5 @@ class UsageCheck(Answer):
     compared: tuple[ComparedUsage, ...]
     sums: tuple[SumDifference, ...]
     engines: tuple[EngineTotals, ...]
+    journal: OpenJournal | None = None
+    """None from a server that does not tell it."""

@@ -8,11 +8,13 @@ Invariant: a wrong master key is an error. It never gives a wrong data key, beca
 """
 
 import base64
+import fcntl
 import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -125,10 +127,16 @@ class MasterKeyFile:
             ) from None
 
     def rotate(self) -> str:
-        """Adds a new master key, which wraps from now on. Returns its id. Running servers read the file again."""
+        """Adds a new master key, which wraps from now on. Returns its id. Running servers read the file again.
+
+        Rotations of one file, by any processes of this machine, wait for each other, and each keeps the keys of all
+        others.
+        """
         made = new_id("mk")
-        self._keys[made], self._current_id = secrets.token_bytes(KEY_BYTES), made
-        self._replace()
+        with _locked(self._path):
+            self._read_again()
+            self._keys[made], self._current_id = secrets.token_bytes(KEY_BYTES), made
+            self._replace()
         return made
 
     def _read_again(self) -> None:
@@ -148,6 +156,23 @@ class MasterKeyFile:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Keeps other rotations of the file out. A rotation replaces the file, so the lock must be on the one of this name."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unusable(path, f"it cannot be read ({error.strerror})") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                yield
+                return
+        finally:
+            os.close(descriptor)
 
 
 def _unusable(path: Path, reason: str) -> InvalidRequest:

@@ -38,6 +38,11 @@ class UsageBacklog:
         self._error: Unavailable | None = None
         """Why the oldest waiting row is not stored."""
 
+    @property
+    def num_waiting(self) -> int:
+        """How many requests have ended whose records the database has not stored."""
+        return len(self._waiting)
+
     def check(self) -> None:
         """Raises Unavailable if a usage record is in memory because the database could not store it."""
         if self._error is not None and self._waiting:

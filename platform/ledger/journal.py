@@ -60,6 +60,11 @@ class UsageJournal:
         """Creates the folder if it is missing. The first file is made by the first request."""
         self._files = SlotFiles(folder, _event)
 
+    @property
+    def num_open(self) -> int:
+        """How many requests have an entry: they run, or the database has not stored their records yet."""
+        return self._files.num_records
+
     def begin(self, event: UsageEvent) -> JournalEntry:
         """Takes a slot for a request that starts. `event` has the parts that are known; its token counts are kept too.
 

@@ -1,9 +1,10 @@
 """Contains the SQL statements that write the usage ledger. Never commits: the caller that opened the session does."""
 
-from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, case, delete, exists, select, update
+from sqlalchemy import Executable, String, bindparam, case, delete, exists, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.database import ReadSession, WriteSession
@@ -11,10 +12,13 @@ from graftwork.platform.ids import TenantId
 from graftwork.platform.ledger.spend_rows import add_spend
 from graftwork.platform.ledger.tables import UsageRow
 from graftwork.platform.ledger.usage import UsageEvent
-from graftwork.platform.tenancy.repository import ERASED_ADAPTER, insert_once
+from graftwork.platform.tenancy.repository import ERASED_ADAPTER
 from graftwork.platform.tenancy.tables import TenantRow
 from graftwork.platform.tenancy.tenants import TenantStatus
 
+_NAMES = ("model", "adapter")
+_NAMED, _OF_TENANT = "named_{}", "of_tenant"
+"""Parameters beside those that have the names of columns."""
 _LEDGER_FIELDS = tuple(name for name in UsageRow.__table__.columns.keys() if not name.endswith("_atoms"))  # noqa: SIM118
 
 
@@ -27,8 +31,9 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
     values = {name: getattr(event, name) for name in _LEDGER_FIELDS}
     values |= {"cost_atoms": event.cost.atoms, "kv_cost_atoms": event.cost.kv_atoms}
     if event.adapter is not None:
-        values |= _adapter_names(event.tenant_id, {"model": event.model, "adapter": event.adapter})
-    if not await insert_once(session, UsageRow, values):
+        values |= {_NAMED.format(name): values.pop(name) for name in _NAMES} | {_OF_TENANT: event.tenant_id}
+    added = await session.execute(_adding(session.get_bind().dialect.name, event.adapter is not None), values)
+    if cast(CursorResult[Any], added).rowcount != 1:
         return False
     await add_spend(session, event)
     return True
@@ -56,10 +61,17 @@ async def delete_older(session: WriteSession, tenant_id: TenantId, before: float
     return cast(CursorResult[Any], done).rowcount
 
 
-def _adapter_names(tenant_id: TenantId, names: Mapping[str, str]) -> dict[str, ColumnElement[str]]:
-    """Returns the names to store in a new usage row, by column. For a deleted tenant, its adapter has no name any more.
+@cache
+def _adding(dialect: str, has_adapter: bool) -> Executable:
+    """Returns the statement that adds a row, unless the request has one. It is built once, for every request runs it.
 
-    Rows may come late: a gateway that was down stores what it finds in its journal when it starts again.
+    For a deleted tenant, its adapter has no name any more. Rows may come late: a gateway that was down stores what it
+    finds in its journal when it starts again.
     """
-    is_deleted = exists().where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
-    return {column: case((is_deleted, ERASED_ADAPTER), else_=name) for column, name in names.items()}
+    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(UsageRow.__table__)  # type: ignore[arg-type]
+    if has_adapter:
+        of_tenant = TenantRow.id == bindparam(_OF_TENANT, type_=String)
+        is_deleted = exists().where(of_tenant, TenantRow.status == TenantStatus.DELETED)
+        named = {name: bindparam(_NAMED.format(name), type_=String) for name in _NAMES}
+        insert = insert.values({name: case((is_deleted, ERASED_ADAPTER), else_=one) for name, one in named.items()})
+    return insert.on_conflict_do_nothing()

@@ -104,6 +104,11 @@ class SlotFiles(Generic[Record]):
         self._decode = decode
         self._files: list[SlotFile] = []
 
+    @property
+    def num_records(self) -> int:
+        """How many records this process has."""
+        return sum(file.num_taken for file in self._files)
+
     def take(self, text: bytes, counts: Sequence[int]) -> "tuple[SlotFile, int]":
         """Takes a slot for a record. Returns its file and the offset of its first byte.
 
@@ -209,6 +214,10 @@ class SlotFile:
     def has_room(self) -> bool:
         return bool(self._free)
 
+    @property
+    def num_taken(self) -> int:
+        return _SLOTS - len(self._free)
+
     def take(self) -> int:
         """Takes a free slot. Returns the offset of its first byte."""
         return self._free.pop()
@@ -225,7 +234,7 @@ class SlotFile:
         self._free.append(at)
 
     def close(self) -> None:
-        is_empty = len(self._free) == _SLOTS
+        is_empty = self.num_taken == 0
         self.words.release()
         self.memory.close()
         if is_empty:

@@ -41,7 +41,7 @@ async def add_spend(session: WriteSession, event: UsageEvent) -> None:
     owner_ids = [owner_id for owner_id in owners if owner_id is not None]
     shard = zlib.crc32(event.request_id.encode()) % _SHARDS
     high, low = divmod(event.cost.atoms, _HALF)
-    values: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "month": event.day[:7],
         "currency": event.currency or "",
         "shard": shard,
@@ -50,10 +50,11 @@ async def add_spend(session: WriteSession, event: UsageEvent) -> None:
         "cost_high": high,
         "cost_low": low,
     }
-    for index, owner_id in enumerate(owner_ids):
-        values[f"owner_{index}"] = owner_id
-        values[f"tenant_{index}"] = None if owner_id == event.organisation_id else event.tenant_id
-    await session.execute(_adding(len(owner_ids), session.get_bind().dialect.name), values)
+    rows = [
+        {**shared, "owner_id": one, "tenant_id": None if one == event.organisation_id else event.tenant_id}
+        for one in owner_ids
+    ]
+    await session.execute(_adding(session.get_bind().dialect.name), rows)
 
 
 async def find_spent(session: ReadSession, owner_ids: Sequence[str], month: str) -> dict[str, Spent]:
@@ -78,15 +79,12 @@ async def erase_spend(session: WriteSession, tenant_id: TenantId) -> None:
 
 
 @cache
-def _adding(num_owners: int, dialect: str) -> Executable:
-    """Returns the statement that adds one request to the rows of so many owners."""
-    shared: dict[str, Any] = {name: bindparam(name) for name in ("month", "currency", "shard", *_SUMS)}
-    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(_TABLE)  # type: ignore[arg-type]
-    rows = [
-        {"owner_id": bindparam(f"owner_{index}"), "tenant_id": bindparam(f"tenant_{index}"), **shared}
-        for index in range(num_owners)
-    ]
-    added = insert.values(rows)
+def _adding(dialect: str) -> Executable:
+    """Returns the statement that adds one request to the rows of owners.
+
+    The rows are parameters: SQLAlchemy compiles a statement with several rows in it anew each time.
+    """
+    added = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(_TABLE)  # type: ignore[arg-type]
     return added.on_conflict_do_update(
         index_elements=["owner_id", "month", "currency", "shard"],
         set_={name: _TABLE.c[name] + added.excluded[name] for name in _SUMS},

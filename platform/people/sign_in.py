@@ -84,7 +84,8 @@ class SignIns:
         """Signs a person in at the command line: gives tickets for all that the person needs there.
 
         These are a ticket as an operator, and one in the tenant of this id or name, or in the only one. They end after
-        `token_s` seconds and cannot be renewed. `token` is the ID token, which works once.
+        `token_s` seconds and cannot be renewed. `token` is the ID token, which works once. The audit log gets an entry
+        each time that tickets are given.
         Raises NotPermitted for a person who is suspended, has no role, or none in the wanted tenant, and NotAuthenticated
         for a used token.
         """
@@ -94,6 +95,9 @@ class SignIns:
             chosen = seats.tenant(tenant)
             operator = None if seats.operator is None else await self._operator_seat(session, person)
             seat = None if chosen is None else await self._tenant_seat(session, person, chosen.tenant_id)
+            if operator is not None or seat is not None:
+                acts = {"operator": operator is not None, "tenant_id": None if chosen is None else chosen.tenant_id}
+                await self._people.audit(session, person.id, "person.tokens_issued", person, acts)
             await self._count(session, settled)
         self._people.announce(settled)
         if seats.operator is None and not seats.tenants:

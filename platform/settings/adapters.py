@@ -43,6 +43,11 @@ class AdapterSettings:
     """
     adapter_source_networks: tuple[str, ...] = setting((), parse_networks)
     """Networks, such as `10.1.0.0/16`, that `https:` sources may be in although they are not public."""
+    adapter_hub_token: str | None = setting(None, parse_text, is_secret=True)
+    """A token of the Hugging Face Hub, for repositories of organisations that `adapter_sources` names, such as `hf:acme/`.
+
+    All tenants can then fetch from the private repositories of these organisations that the token may read.
+    """
     artifact_url: str | None = setting(None, parse_text)
     """A bucket that stores adapters, such as `s3://bucket/prefix`. None stores them in `data_dir`."""
     artifact_cache_bytes: int = setting(32 * 2**30, parse_bytes)

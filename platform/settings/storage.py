@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.platform.settings.setting import setting
-from graftwork.platform.settings.values import parse_bytes, parse_path, parse_text, whole
+from graftwork.platform.settings.values import parse_bytes, parse_path, parse_text, seconds, whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class StorageSettings:
     """A text file, or a folder of text files: system prompts whose KV all tenants may share."""
     public_grammars: Path | None = setting(None, parse_path)
     """A folder of JSON schemas (`.json`) whose compiled grammars all tenants share."""
+    event_retention_s: float = setting(30 * 86_400.0, seconds(172_800, 315_360_000))
+    """Seconds, 172800 to 315360000, for which the events of a turn can be replayed after its end. Its items stay."""
     usage_retention_days: int | None = setting(None, whole(62, 36_500))
     """Days, at least 62, after which the usage of single requests is deleted; their sums stay. None keeps it for ever."""
     usage_archive_dir: Path | None = setting(None, parse_path)

@@ -8,7 +8,7 @@ Ids of tables in other packages, such as tenant ids, are plain strings here, wit
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String
+from sqlalchemy import JSON, BigInteger, Boolean, ForeignKey, Index, LargeBinary, String, column, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
@@ -16,6 +16,8 @@ from graftwork.platform.database import Base
 _Id = String(64)
 _Name = String(32)
 _Json = JSON(none_as_null=True)
+_HAS_EVENTS = column("has_events", Boolean).is_(true())
+"""The rows of a partial index: databases use it only for statements with exactly this condition."""
 
 
 class SessionRow(Base):
@@ -55,7 +57,11 @@ class SessionRow(Base):
 
 class TurnRow(Base):
     __tablename__ = "turns"
-    __table_args__ = (Index(None, "session_id", "id"),)
+    __table_args__ = (
+        Index(None, "session_id", "id"),
+        # Small, because the events of old turns are deleted.
+        Index(None, "finished_at", "id", postgresql_where=_HAS_EVENTS, sqlite_where=_HAS_EVENTS),
+    )
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)
@@ -74,6 +80,8 @@ class TurnRow(Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
+    has_events: Mapped[bool] = mapped_column(server_default=true())
+    """Whether the turn may have rows in `events`. It has none any more if it ended long ago."""
 
 
 class CheckpointRow(Base):

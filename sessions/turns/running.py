@@ -215,6 +215,23 @@ class TurnReader:
         turn = await self.store.find_turn(scope, turn_id)
         return None if turn is None else TurnHandle(scope, turn, self)
 
+    async def check_kept(self, scope: TenantScope, session: AgentSession, after: int) -> None:
+        """Raises NotFound if an event of the session with a number just above `after` is deleted, because it is old.
+
+        A reader that has seen no event, whose `after` is 0, gets all events that are left.
+        """
+        if not 0 < after < session.last_seq:
+            return
+        found = await self.store.list_events(scope, session.session_id, after, 1)
+        first = found[0].seq if found else session.last_seq + 1
+        if first > after + 1:
+            raise NotFound(
+                f"Events {after + 1} to {first - 1} of the session are not kept any more: read its items, and then its "
+                f"events after {first - 1}.",
+                param="after",
+                code="events_not_kept",
+            )
+
     async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
         """Yields the events of a session whose number is above `after`, and waits for new ones. Ends when no turn runs.
 

@@ -44,16 +44,20 @@ def login(
 
 
 def logout(url: ServerUrl = None) -> None:
-    """Forget your sign-in at a server.
+    """Forget your sign-in at a server, and end it at the identity provider.
 
     Example: graftwork logout
     """
     from graftwork.api.sdk.client import base_url_of
-    from graftwork.api.sdk.login.login import Logins
+    from graftwork.api.sdk.login.login import Logins, SignOut
 
     server = base_url_of(url)
-    was_in = Logins().sign_out(server)
-    typer.echo(f"Signed out of {server}." if was_in else f"You were not signed in at {server}.")
+    done = Logins().sign_out(server)
+    typer.echo(f"You were not signed in at {server}." if done is SignOut.WAS_OUT else f"Signed out of {server}.")
+    if done is SignOut.PROVIDER_NOT_TOLD:
+        typer.echo(
+            "The identity provider could not be told: end your sign-in there, too, if this machine is lost.", err=True
+        )
 
 
 def whoami(as_json: JsonFlag = False) -> None:

@@ -145,6 +145,11 @@ def _show_check(found: "UsageCheck") -> None:
             f"{engine.replica_id} has counted {engine.prompt_tokens} prompt and {engine.generated_tokens} generated tokens"
             " since its start."
         )
+    if found.journal is not None and found.journal.open:
+        typer.echo(
+            f"The journal of this gateway has {found.journal.open} requests that are not in the ledger yet, of which "
+            f"{found.journal.waiting} wait for the database."
+        )
     typer.echo(f"{found.differences} differences between {moment(found.start)} and {moment(found.end)}.")
 
 

@@ -4,7 +4,7 @@
 
 Speaks only with the provider, whose addresses come from its discovery document. Follows no redirect. Owns nothing that
 lasts: the tokens go to the caller.
-Source: RFC 8628 (device authorization grant), sections 3.1 to 3.5; RFC 6749, section 6 (refresh).
+Source: RFC 8628 (device authorization grant), sections 3.1 to 3.5; RFC 6749, section 6 (refresh); RFC 7009 (revocation).
 """
 
 import time
@@ -125,10 +125,17 @@ class DeviceFlow:
             raise _failed(body, "The identity provider has ended this sign-in: run `graftwork login` again")
         return _tokens(body, refresh_token)
 
+    def revoke(self, refresh_token: str) -> None:
+        """Ends a refresh token at the provider (RFC 7009). Raises LoginError if the provider cannot do that."""
+        form = {"token": refresh_token, "token_type_hint": "refresh_token", "client_id": self._client_id}
+        status, body = self._post("revocation_endpoint", form)
+        if status != 200:
+            raise _failed(body, "The identity provider has not ended the sign-in")
+
     def _post(self, endpoint: str, form: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
         address = self._discovered().get(endpoint)
         if not isinstance(address, str):
-            raise LoginError(f"{self._issuer} has no {endpoint}, so nobody can sign in at the command line with it.")
+            raise LoginError(f"{self._issuer} has no {endpoint}, which this needs at the command line.")
         _require_safe(address)
         answer = self._http.post(address, data=dict(form), headers={"accept": "application/json"})
         return answer.status_code, _json(answer)

@@ -2,6 +2,7 @@
 
     provider's ID token ──POST /v1/auth/tokens──► a token as an operator, and one in a tenant, both short-lived
     when they end       ──provider's refresh token──► a new ID token ──► new tokens
+    at the sign-out     ──provider's refresh token──► revoked
 
 Owns what is done when. Never shows a token. The server's tokens are used until a minute before they end.
 """
@@ -9,6 +10,7 @@ Owns what is done when. Never shows a token. The server's tokens are used until 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import httpx
 
@@ -31,6 +33,17 @@ class SignInOffer:
     issuer: str
     client_id: str
     scopes: tuple[str, ...]
+
+
+class SignOut(Enum):
+    """What a sign-out has done."""
+
+    WAS_OUT = auto()
+    """Nothing: there was no sign-in."""
+    DONE = auto()
+    """It has forgotten the tokens, and none of them can be renewed any more."""
+    PROVIDER_NOT_TOLD = auto()
+    """It has forgotten the tokens. The identity provider still knows the sign-in, because it could not be told."""
 
 
 class Logins:
@@ -71,10 +84,23 @@ class Logins:
             self.file.keep(self._with(login, given, tokens))
         return tokens
 
-    def sign_out(self, url: str) -> bool:
-        """Forgets the sign-in at a server. Returns whether there was one. The server's tokens end by themselves."""
+    def sign_out(self, url: str) -> SignOut:
+        """Forgets the sign-in at a server, and ends it at the identity provider, if that can be done.
+
+        The server's tokens end by themselves. Never fails because of the provider.
+        """
         with self.file.locked():
-            return self.file.forget(url)
+            login = self.file.find(url)
+            if not self.file.forget(url) or login is None:
+                return SignOut.WAS_OUT
+        if login.refresh_token is None:
+            return SignOut.DONE
+        with self._open() as http:
+            try:
+                self._flow(http, login.issuer, login.client_id, login.scopes).revoke(login.refresh_token)
+            except (LoginError, httpx.HTTPError, httpx.InvalidURL):
+                return SignOut.PROVIDER_NOT_TOLD
+        return SignOut.DONE
 
     def token(self, url: str, *, admin: bool) -> str | None:
         """Returns the token of the sign-in at a server: as an operator, or in the tenant; None if there is none.

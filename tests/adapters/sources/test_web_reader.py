@@ -8,7 +8,7 @@ import pytest
 from graftwork.adapters.sources.source import SourceRules, parse_source
 from graftwork.adapters.sources.web_reader import WebReader
 from graftwork.platform.errors import Unavailable, ValidationFailed
-from tests.adapters.sources.web_server import WebServer, names, serving, tls_contexts
+from tests.adapters.sources.web_server import Page, WebServer, names, serving, tls_contexts
 
 HERE = ("127.0.0.1/32",)
 COMMIT = "c" * 40
@@ -132,6 +132,68 @@ async def test_what_is_not_the_file(
         await read(reader, server.url("/x.gguf"))
 
 
+TAG = {"etag": '"v1"'}
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3], [30, 1, 1, 1, 1]])
+async def test_a_broken_download_goes_on(server: WebServer, reader: WebReader, sizes: list[int]) -> None:
+    """After a broken connection only the missing bytes are asked for, of the same version of the file."""
+    content = bytes(range(100))
+    page = Page(content, headers=TAG, gives_ranges=True)
+    for size in reversed(sizes):
+        page = Page(content, headers=TAG, sent_bytes=size, gives_ranges=True, then=page)
+    server.pages["/x.gguf"] = page
+
+    assert await read(reader, server.url("/x.gguf")) == content
+
+    asked = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    assert len(server.heads) == 1 + len(sizes)
+    for head, first in zip(server.heads[1:], asked, strict=True):
+        assert f"range: bytes={first}-\r\n" in head.lower()
+        assert 'if-range: "v1"' in head.lower()
+
+
+OTHERS: dict[str, Page] = {
+    "the whole of it again": Page(b"weights", headers=TAG),
+    "another version": Page(b"WEIGHTS", headers={"etag": '"v2"'}, gives_ranges=True),
+    "another size": Page(b"weights and more", headers=TAG, gives_ranges=True),
+    "other bytes": Page(b"hts", 206, {**TAG, "content-range": "bytes 4-6/7"}),
+    "compressed bytes": Page(b"weights", headers={**TAG, "content-encoding": "gzip"}, gives_ranges=True),
+    "nothing": Page(status=503),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+async def test_nothing_is_joined_that_is_not_one_file(server: WebServer, reader: WebReader, other: str) -> None:
+    """Where the rest is not of the same bytes, the download has failed, and may be tried anew."""
+    server.put("/x.gguf", b"weights", headers=TAG, sent_bytes=3, gives_ranges=True, then=OTHERS[other])
+
+    with pytest.raises(Unavailable, match="its connection broke"):
+        await read(reader, server.url("/x.gguf"))
+    assert len(server.heads) == 2
+
+
+@pytest.mark.parametrize("headers", [{}, {"etag": 'W/"v1"'}])
+async def test_a_file_without_a_strong_tag_is_not_resumed(
+    server: WebServer, reader: WebReader, headers: dict[str, str]
+) -> None:
+    """Without an entity tag that is of these very bytes, nobody can know that the rest fits."""
+    server.put("/x.gguf", b"weights", headers=headers, sent_bytes=3, gives_ranges=True)
+
+    with pytest.raises(Unavailable):
+        await read(reader, server.url("/x.gguf"))
+    assert len(server.heads) == 1
+
+
+async def test_a_server_that_always_breaks_off_is_left(server: WebServer, reader: WebReader) -> None:
+    """A file that comes byte by byte, each with a connection of its own, is given up."""
+    server.put("/x.gguf", bytes(100), headers=TAG, sent_bytes=1, gives_ranges=True)
+
+    with pytest.raises(Unavailable):
+        await read(reader, server.url("/x.gguf"))
+    assert len(server.heads) == 11
+
+
 async def test_a_wrong_certificate_is_no_source(server: WebServer, contexts: Contexts) -> None:
     """A server whose certificate has another name, or whose name is unknown, is not read."""
     other = WebReader(HERE, resolve=names(other_test="127.0.0.1"), trusted=contexts[1])
@@ -167,3 +229,47 @@ async def test_the_hub_does_not_lead_inward(contexts: Contexts, server: WebServe
         with pytest.raises(ValidationFailed, match="not public"):
             await read(reader, "hf:acme/lora@v1")
     assert server.heads == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "source", "is_sent"),
+    [
+        (("hf:acme/",), "hf:acme/lora@v1", True),
+        (("hf:acme/lora",), "hf:acme/lora@v1", True),
+        (("hf:", "hf:acme/"), "hf:acme/lora@v1", True),
+        (("hf:", "https:"), "hf:acme/lora@v1", False),
+        (("hf:", "hf:other/"), "hf:acme/lora@v1", False),
+        (("hf:", "hf:acme/lo"), "hf:acme/lora@v1", False),
+    ],
+)
+async def test_the_token_is_for_named_organisations(
+    contexts: Contexts, server: WebServer, allowed: tuple[str, ...], source: str, is_sent: bool
+) -> None:
+    """The operator's token goes to the Hub for organisations that a rule names, and never to where the Hub redirects."""
+    async with serving() as hub:
+        file = "/acme/lora/resolve/v1/adapter_model.safetensors"
+        hub.put(file, status=302, headers={"location": server.url("/cdn")})
+        server.put("/cdn", b"weights")
+        bound = WebReader(
+            HERE,
+            rules=SourceRules(allowed),
+            hub=f"http://127.0.0.1:{hub.port}",
+            hub_token="hf_secret",
+            resolve=names(),
+            trusted=contexts[1],
+        )
+
+        assert await read(bound, source) == b"weights"
+
+    assert ("authorization: bearer hf_secret" in hub.heads[0].lower()) is is_sent
+    assert "hf_secret" not in server.heads[0]
+
+
+async def test_no_web_server_gets_the_token(contexts: Contexts, server: WebServer) -> None:
+    """A source on the web gets no token, whatever it is called."""
+    rules = SourceRules(("hf:acme/", "https:"))
+    bound = WebReader(HERE, rules=rules, hub_token="hf_secret", resolve=names(), trusted=contexts[1])
+    server.put("/acme/x.gguf", b"weights")
+
+    assert await read(bound, server.url("/acme/x.gguf")) == b"weights"
+    assert "authorization" not in server.heads[0].lower()

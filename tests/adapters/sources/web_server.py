@@ -1,6 +1,7 @@
 """A web server on a port of this machine, with TLS or without, whose pages a test sets."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,8 +23,16 @@ class Page:
     headers: dict[str, str] = field(default_factory=dict)
     sent_bytes: int | None = None
     """So many bytes come, and then the connection ends; None sends all."""
+    then: "Page | None" = None
+    """What is answered the next time; None answers the same again."""
+    gives_ranges: bool = False
 
-    def answer(self) -> bytes:
+    def answer(self, first: int | None = None) -> bytes:
+        """The answer to a request for the bytes from `first` on, or for all."""
+        if first is not None and self.gives_ranges:
+            size = len(self.content)
+            named = {"content-range": f"bytes {first}-{size - 1}/{size}"} | self.headers
+            return Page(self.content[first:], 206, named, self.sent_bytes).answer()
         headers = {"content-length": str(len(self.content)), "connection": "close"} | self.headers
         lines = [f"HTTP/1.1 {self.status} X", *(f"{name}: {value}" for name, value in headers.items() if value)]
         return "\r\n".join([*lines, "", ""]).encode() + self.content[: self.sent_bytes]
@@ -45,7 +54,11 @@ class WebServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         self.heads.append(head)
-        writer.write(self.pages.get(head.split(" ")[1], Page(status=404)).answer())
+        path = head.split(" ")[1]
+        page = self.pages.get(path, Page(status=404))
+        self.pages[path] = page.then or page
+        asked = re.search(r"^range: bytes=(\d+)-\r$", head, re.MULTILINE | re.IGNORECASE)
+        writer.write(page.answer(int(asked[1]) if asked else None))
         await writer.drain()
         writer.close()
 

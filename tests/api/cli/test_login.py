@@ -89,6 +89,44 @@ def test_from_a_sign_in_to_a_sign_out(place: Place, own: Command, operate: Comma
         assert "eyJ" not in printed.output
 
 
+def test_a_sign_out_ends_the_sign_in_at_the_provider(place: Place, own: Command, operate: Command) -> None:
+    """After `logout` the refresh token is worth nothing, also for who has copied it before."""
+    operate("people", "add", "dee")
+    operate("people", "grant", "dee", "tenant-viewer:acme")
+    place.provider.subject = "dee"
+    assert own("login").exit_code == 0
+    copied = LoginFile().find(place.live.url)
+    assert copied is not None
+    assert copied.refresh_token in place.provider.refreshes
+
+    out, again = own("logout"), own("logout")
+
+    assert copied.refresh_token not in place.provider.refreshes
+    assert (out.output, out.exit_code) == (f"Signed out of {place.live.url}.\n", 0)
+    assert again.output == f"You were not signed in at {place.live.url}.\n"
+    LoginFile().keep(replace(copied, expires_at=0.0))
+    assert "run `graftwork login` again" in own("models").output
+
+
+@pytest.mark.parametrize(("person", "fault"), [("fay", "is away"), ("gil", "has no such endpoint")])
+def test_a_sign_out_without_the_provider(place: Place, own: Command, operate: Command, person: str, fault: str) -> None:
+    """Where the provider cannot be told, the sign-in is forgotten all the same, and the person learns what stays."""
+    operate("people", "add", person)
+    operate("people", "grant", person, "tenant-viewer:acme")
+    place.provider.subject = person
+    assert own("login").exit_code == 0
+    place.provider.is_away = fault == "is away"
+    place.provider.document = {"revocation_endpoint": None} if fault == "has no such endpoint" else {}
+
+    out = own("logout")
+
+    place.provider.is_away, place.provider.document = False, {}
+    assert out.exit_code == 0
+    assert f"Signed out of {place.live.url}." in out.output
+    assert "The identity provider could not be told" in out.output
+    assert LoginFile().find(place.live.url) is None
+
+
 def test_a_suspension_reaches_the_command_line(place: Place, own: Command, operate: Command) -> None:
     """A person who is suspended is refused at the next command, cannot sign in, and can after `resume`."""
     operate("people", "add", "bob")

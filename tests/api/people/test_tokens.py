@@ -31,6 +31,22 @@ async def test_an_id_token_gives_tokens_for_both_kinds_of_routes(desk: SignInDes
     assert shown["key_id"] in {row["group"] for row in usage}
 
 
+async def test_the_audit_log_has_who_got_tokens(desk: SignInDesk) -> None:
+    """Each exchange that gives tokens is an entry with the person and what the tokens act as; a refused one is none."""
+    tenant = await desk.gateway.tenant("Acme")
+    person = await desk.person("ada", f"tenant-member:{tenant.id}")
+    await desk.exchange("ada")
+    refused = await desk.exchange("ada", "ten_unknown")
+    await desk.exchange("ada", tenant.id)
+
+    log = (await desk.gateway.admin.get("/v1/admin/audit?limit=100")).json()["data"]
+
+    entries = [entry for entry in log if entry["action"] == "person.tokens_issued"]
+    assert refused.status_code == 403
+    assert [(entry["actor"], entry["target"]) for entry in entries] == [(person.id, person.id)] * 2
+    assert [entry["details"] for entry in entries] == [{"operator": False, "tenant_id": tenant.id}] * 2
+
+
 async def test_tokens_end(desk: SignInDesk) -> None:
     """A token ends after its time."""
     await desk.person("ada", "operator")

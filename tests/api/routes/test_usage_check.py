@@ -179,3 +179,19 @@ async def test_a_request_that_still_runs_is_pending(gateway: Gateway) -> None:
 
     assert verdicts(await check(gateway, settled_s=60)) == {"pending": 1}
     assert (await check(gateway, settled_s=60))["differences"] == 0
+
+
+async def test_the_check_tells_of_what_is_not_in_the_ledger_yet(gateway: Gateway) -> None:
+    """A request that runs has an entry in the journal, which is told; when it has ended there is none."""
+    tenant = await gateway.tenant()
+    gateway.engine.holds_after = 2
+    running = asyncio.create_task(tenant.client.post("/v1/chat/completions", json=chat()))
+    await gateway.engine.held.wait()
+
+    during = await check(gateway)
+    gateway.engine.release.set()
+    await running
+    after = await check(gateway)
+
+    assert (during["journal"], during["differences"]) == ({"open": 1, "waiting": 0}, 0)
+    assert (after["journal"], verdicts(after)) == ({"open": 0, "waiting": 0}, {"agrees": 1})

@@ -90,6 +90,7 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
         "old alerts",
         "old data",
         "old engine reports",
+        "old events",
         "old months",
         "old usage",
         "responses",

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,23 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
 
     with pytest.raises(InvalidRequest, match="no file of master keys"):
         MasterKeyFile.load(path)
+
+
+def test_rotations_at_the_same_moment_lose_no_key(masters: MasterKeyFile, tmp_path: Path) -> None:
+    """Of rotations that begin at once, each adds its key to those of all others, also one that read the file before."""
+    path, together = tmp_path / "master.key", threading.Barrier(8)
+    first = masters.current_id
+
+    def rotate(file: MasterKeyFile) -> str:
+        together.wait()
+        return file.rotate()
+
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(rotate, [MasterKeyFile.load(path) for _ in range(8)]))
+
+    stored = MasterKeyFile.load(path)
+    assert {first, *made} == set(stored.key_ids)
+    assert (len(stored.key_ids), stored.current_id in made) == (9, True)
 
 
 def test_a_key_is_unwrapped_by_its_master_and_for_its_tenant_only(masters: MasterKeyFile, tmp_path: Path) -> None:
