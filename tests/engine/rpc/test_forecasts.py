@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.engine.core.deadlines import FirstTokenForecast, line_of
+from graftwork.engine.core.deadlines import FirstTokenForecast, Newcomer, line_of
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
@@ -34,8 +34,8 @@ def forecasts(clock: ManualClock, wait_s: float, token_s: float = 0.0, request_s
 
 
 def test_a_request_is_refused_that_would_come_too_late() -> None:
-    """With 5 s until the first token, a tenth of a second ago, a deadline of 4 s is refused and one of 6 s is not. It would be
-    let in after 1.1 s, when the first token is expected within 95 % of its deadline.
+    """With 5 s until the first token, a deadline of 4 s is refused and one of 6 s is not. It would be let in after 1.4 s, when
+    the first token is expected within 90 % of its deadline.
     """
     found = forecasts(ManualClock(), 5.0)
 
@@ -44,25 +44,30 @@ def test_a_request_is_refused_that_would_come_too_late() -> None:
         found.check(request())
 
     assert (refusal.value.code, refusal.value.status) == ("deadline_unreachable", 429)
-    assert refusal.value.retry_after_s == pytest.approx(1.1)
+    assert refusal.value.retry_after_s == pytest.approx(5.0 - 0.9 * 4.0)
 
 
 def test_a_line_is_refused_before_its_prompt_is_read() -> None:
     """What a request would wait for is enough to refuse it; the time that its prompt takes is unknown then, and not counted."""
-    found = forecasts(ManualClock(), 3.8, token_s=0.1)
+    found = forecasts(ManualClock(), 3.5, token_s=0.1)
 
     with pytest.raises(CapacityContended) as refusal:
         found.check_line(line_of(request()), 3.0)
     found.check_line(line_of(request()), 4.0)
     found.check_line("another line", 3.0)
 
-    assert refusal.value.retry_after_s == pytest.approx(3.7 - 0.95 * 3.0)
+    assert refusal.value.retry_after_s == pytest.approx(3.5 - 0.9 * 3.0)
 
 
 def test_what_has_passed_since_the_forecast_counts_for_the_request() -> None:
-    """A forecast of 4.1 s refuses a deadline of 4 s for two tenths of a second. After half a second it refuses nothing."""
+    """A forecast of 3.8 s refuses a deadline of 4 s for two tenths of a second. After half a second it refuses nothing. Its
+    time begins when the engine made it, not when it came.
+    """
     clock = ManualClock()
-    found, late = forecasts(clock, 4.1), forecasts(clock, 60.0)
+    found, late = forecasts(clock, 3.8), forecasts(clock, 60.0)
+    came_late = FirstTokenForecasts(clock)
+    came_late.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(request()), 3.8, 0.0, 0.0),), age_s=0.21))
+    came_late.check(request())
     with pytest.raises(CapacityContended):
         found.check(request())
 
@@ -76,10 +81,8 @@ def test_what_has_passed_since_the_forecast_counts_for_the_request() -> None:
 
 
 def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refuses_them() -> None:
-    """A second request is refused behind a first, and is not after the engine has refused the first, or when the next
-    forecasts have come.
-    """
-    found, first = forecasts(ManualClock(), 3.5, request_s=0.5), request()
+    """A second request is refused behind a first, and is not after the engine has refused the first."""
+    found, first = forecasts(ManualClock(), 3.3, request_s=0.5), request()
     found.check(first)
     found.sent(first)
     with pytest.raises(CapacityContended):
@@ -87,10 +90,36 @@ def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refus
 
     found.refused(first)
     found.check(request())
+
+
+def test_a_request_lengthens_the_wait_until_a_forecast_knows_it() -> None:
+    """A request counts behind forecasts that were made before it was sent, and not behind one that was made afterwards."""
+    clock = ManualClock()
+    found, first = forecasts(clock, 3.3, request_s=0.5), request()
     found.sent(first)
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5),)))
+    clock.advance(0.15)
+
+    for age_s, knows_it in ((0.2, False), (0.1, True)):
+        forecast = FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5)
+        found.note(EngineLoad(forecasts=(forecast,), age_s=age_s))
+        if knows_it:
+            found.check(request())
+        else:
+            with pytest.raises(CapacityContended):
+                found.check(request())
+
+
+def test_all_turns_of_sessions_are_in_one_line() -> None:
+    """What is forecast for turns of sessions holds for every session of the tenant and its tier, and for nothing else."""
+    found, turn = FirstTokenForecasts(ManualClock()), replace(request(), session=SessionUse(SessionKey("one")))
+    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(turn), 60.0, 0.0, 0.0),)))
 
     found.check(request())
+    for session in ("one", "two"):
+        with pytest.raises(CapacityContended):
+            found.check(replace(turn, session=SessionUse(SessionKey(session))))
+    with pytest.raises(CapacityContended):
+        found.check_line(Newcomer(turn.tier, turn.domain, in_session=True).line, 4.0)
 
 
 @pytest.mark.parametrize(

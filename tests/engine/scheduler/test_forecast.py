@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from graftwork.engine.core.deadlines import AIM, line_of
+from graftwork.engine.core.deadlines import AIM, Newcomer, line_of
 from graftwork.engine.core.load import EngineLoad
-from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.codec import load_from_wire, progress_to_wire
 from graftwork.engine.rpc.forecasts import FirstTokenForecasts
@@ -88,6 +88,46 @@ def test_a_forecast_is_the_shortest_deadline_that_the_scheduler_accepts(domain: 
             high = middle
             driver.scheduler.cancel(RequestId("new"))
     assert forecast.wait_s + forecast.token_s * (tokens - 1) == pytest.approx(AIM * high, abs=1e-3)
+
+
+def turn_of(session: str) -> SessionUse:
+    return SessionUse(SessionKey(session))
+
+
+def test_turns_of_sessions_are_forecast_for_a_session_that_has_nothing_here() -> None:
+    """For turns of sessions there is one forecast of their tenant: the part `AIM` of the shortest deadline that the scheduler
+    accepts of a session that is new, and no more than that of one which has a turn waiting.
+    """
+    random, driver = Random(5), TimedDriver(max_waiting=1000)
+    prompts = [[random.randrange(10, 90) for _ in range(16)] for _ in range(61)]
+    for number, prompt in enumerate(prompts[:60]):
+        driver.submit(f"r{number}", prompt, domain=IsolationDomain(b"a"), session=turn_of(f"session {number % 20}"))
+    for _ in range(20):
+        driver.timed_step()
+
+    found = forecast_first_tokens(driver.scheduler.deadlines.snapshot(), driver.scheduler.requests.waiting)
+
+    (forecast,) = found
+    assert forecast.line == Newcomer(ServiceTier.DEFAULT, IsolationDomain(b"a"), in_session=True).line
+
+    def accepted_s(session: str) -> float:
+        low, high = 0.0, 60.0
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            try:
+                driver.submit(
+                    "new", prompts[60], domain=IsolationDomain(b"a"), session=turn_of(session), deadline_s=middle
+                )
+            except (CapacityContended, Unavailable):
+                low = middle
+            else:
+                high = middle
+                driver.scheduler.cancel(RequestId("new"))
+        return AIM * high
+
+    expected_s = forecast.wait_s + forecast.token_s * 15
+    assert expected_s == pytest.approx(accepted_s("new"), abs=1e-3)
+    assert expected_s <= accepted_s("session 19") + 1e-3
 
 
 def test_only_the_longest_lines_are_forecast() -> None:
