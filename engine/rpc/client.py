@@ -147,7 +147,7 @@ class GrpcEngineClient:
                 if isinstance(event, _LAST):
                     ended = not isinstance(event, DeadlineExceeded)
                     if isinstance(event, CapacityContended):
-                        self._forecasts.refused(request)
+                        self._forecasts.refused(request, event)
                         self._rooms.refused(request)
                     if isinstance(event, GraftworkError):
                         raise event
@@ -163,9 +163,13 @@ class GrpcEngineClient:
         if newcomer.deadline_s is not None:
             self._forecasts.check_line(newcomer.line, newcomer.deadline_s)
         self._rooms.check(newcomer.domain)
+        self._forecasts.coming(newcomer.line)
+        self._rooms.coming(newcomer.domain)
 
     def _refuse_hopeless(self, request: EngineRequest) -> None:
         """Raises CapacityContended if the engine would refuse the request. One that has begun an answer elsewhere may wait."""
+        self._forecasts.come(request)
+        self._rooms.come(request)
         self._forecasts.check(request)
         if not request.emitted_token_ids:
             self._rooms.check(request.domain, len(request.prompt_token_ids))

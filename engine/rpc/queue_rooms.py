@@ -42,13 +42,23 @@ class QueueRooms:
         """Raises CapacityContended, with the time to retry, if no request of this domain may wait, with a prompt of at least
         so many tokens.
         """
-        name = domain.hex()
+        name, now = domain.hex(), self._clock.monotonic()
         room = self._by_domain.get(name)
-        if room is None or self._clock.monotonic() - self._made_at > _BELIEVED_S:
+        if room is None or now - self._made_at > _BELIEVED_S:
             return
-        sent = self._sent.of(name)
+        sent = self._sent.of(name, now)
         if sent.requests + 1 > room.requests_left or sent.tokens + prompt_tokens > room.tokens_left:
             raise too_many_of_yours(room.requests + sent.requests, room.tokens + sent.tokens, room.retry_after_s)
+
+    def coming(self, domain: IsolationDomain) -> None:
+        """Records that a request of this domain will be sent, if all is well when its prompt is read."""
+        now = self._clock.monotonic()
+        if now - self._made_at <= _BELIEVED_S and domain.hex() in self._by_domain:
+            self._sent.expect(now, domain.hex())
+
+    def come(self, request: EngineRequest) -> None:
+        """Records that a request that was coming is there."""
+        self._sent.come(request.domain.hex())
 
     def sent(self, request: EngineRequest) -> None:
         """Records that a request goes to the engine, which its latest word cannot know."""

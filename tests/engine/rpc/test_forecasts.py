@@ -88,7 +88,7 @@ def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refus
     with pytest.raises(CapacityContended):
         found.check(request())
 
-    found.refused(first)
+    found.refused(first, CapacityContended("The queue is full."))
     found.check(request())
 
 
@@ -107,6 +107,69 @@ def test_a_request_lengthens_the_wait_until_a_forecast_knows_it() -> None:
         else:
             with pytest.raises(CapacityContended):
                 found.check(request())
+
+
+def test_the_engine_s_refusal_is_the_latest_forecast() -> None:
+    """A refusal says when the first token would have come. Until the next load, a request like it is refused for as long as the
+    error said, less the time since it was sent; one with a longer deadline, and one of another line, are not.
+    """
+    clock = ManualClock()
+    found, late = forecasts(clock, 1.0, request_s=0.5), request()
+    found.check(late)
+    found.sent(late)
+    clock.advance(0.02)
+    found.refused(late, CapacityContended("Late.", code="deadline_unreachable", retry_after_s=0.3))
+    clock.advance(0.1)
+
+    with pytest.raises(CapacityContended) as refusal:
+        found.check(request())
+    found.check(request(deadline_s=5.0))
+    found.check(replace(request(), domain=IsolationDomain(b"another")))
+    assert refusal.value.retry_after_s == pytest.approx(0.3 + 0.95 * 4.0 - 0.12 - 0.9 * 4.0)
+
+    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(late), 1.0, 0.0, 0.5),)))
+    found.check(late)
+
+
+def test_a_request_whose_prompt_is_being_read_is_waited_for() -> None:
+    """A request that has passed before its prompt was read lengthens the wait for the next one of its line, until it comes, and
+    for a tenth of a second at most.
+    """
+    clock = ManualClock()
+    found, first = forecasts(clock, 3.3, request_s=0.5), request()
+    found.check_line(line_of(first), 4.0)
+    found.coming(line_of(first))
+    with pytest.raises(CapacityContended):
+        found.check_line(line_of(first), 4.0)
+
+    found.come(first)
+    found.check(first)
+    found.coming(line_of(first))
+    clock.advance(0.101)
+    found.check(first)
+
+
+def test_lines_that_wait_no_longer_come_first() -> None:
+    """Of two lines of a tier, what was sent of the one that waits less adds half a request's turn to the other, and the reverse
+    adds nothing. Another tier's adds nothing.
+    """
+    clock, late = ManualClock(), request()
+    soon, urgent = replace(late, domain=IsolationDomain(b"soon")), replace(late, tier=ServiceTier.PRIORITY)
+    lines = [(late, 3.4), (soon, 3.39), (urgent, 0.1)]
+
+    def refuses(sent: EngineRequest, asked: EngineRequest) -> bool:
+        found = FirstTokenForecasts(clock)
+        forecast = tuple(FirstTokenForecast(line_of(one), wait_s, 0.0, 0.5) for one, wait_s in lines)
+        found.note(EngineLoad(forecasts=forecast))
+        found.sent(sent)
+        try:
+            found.check(asked)
+        except CapacityContended:
+            return True
+        return False
+
+    assert [refuses(sent, late) for sent, _ in lines] == [True, True, False]
+    assert [refuses(sent, soon) for sent, _ in lines] == [False, True, False]
 
 
 def test_all_turns_of_sessions_are_in_one_line() -> None:
@@ -140,12 +203,16 @@ def test_other_requests_are_left_to_the_engine(other: EngineRequest) -> None:
 
 
 def test_a_prompt_that_may_be_cached_is_left_to_the_engine() -> None:
-    """A prompt that alone may take more than a quarter of the deadline is not refused, because it may be cached."""
-    found = forecasts(ManualClock(), 3.5, token_s=0.002)
+    """A prompt that alone may take more than a quarter of the deadline does not count, because it may be cached. What it would
+    wait for counts all the same.
+    """
+    found, full = forecasts(ManualClock(), 3.0, token_s=0.002), forecasts(ManualClock(), 3.7, token_s=0.002)
 
     found.check(request(501))
     with pytest.raises(CapacityContended):
         found.check(request(499))
+    with pytest.raises(CapacityContended):
+        full.check(request(501))
 
 
 @pytest.mark.parametrize("listen", ["unix:{}/engine.sock", "127.0.0.1:0"], ids=["output socket", "grpc"])
