@@ -112,14 +112,21 @@ async def test_a_gateway_refuses_at_once_while_the_queue_of_a_tenant_is_full(
 ) -> None:
     """When a tenant's part of the engine's queue is full, its next request is refused before the gateway waits for anything,
     and before its prompt is known. Another tenant's request, and one that has begun its answer elsewhere, go to the engine.
+    Loads say how old they are.
     """
     address = f"unix:{tmp_path}/engine.sock"
     config = {"max_running": 1, "max_waiting": 40, "waiting_share": 0.5, "max_draft_tokens": 0}
     server = EngineServer(models.engine(**config).engine, address)
     await server.start()
     client = GrpcEngineClient(address)
-    is_full = asyncio.Event()
-    client.follow_load(lambda load: is_full.set() if any(room.requests_left <= 0 for room in load.rooms) else None)
+    is_full, ages_s = asyncio.Event(), list[float]()
+
+    def note(load: EngineLoad) -> None:
+        ages_s.append(load.age_s)
+        if any(room[3] <= 0 for room in load.rooms):
+            is_full.set()
+
+    client.follow_load(note)
     refusals: list[CapacityContended] = []
 
     async def run() -> None:
@@ -147,3 +154,6 @@ async def test_a_gateway_refuses_at_once_while_the_queue_of_a_tenant_is_full(
     await asyncio.gather(*waiting, return_exceptions=True)
     await client.close()
     await server.stop()
+    assert refusals
+    assert any(age_s > 0.0 for age_s in ages_s)
+    assert all(age_s < 60.0 for age_s in ages_s)
