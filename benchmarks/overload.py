@@ -13,8 +13,8 @@ short chats one after another, until ten in a row are as fast as on the idle ser
               memory of all processes, but not the bounded caches of KV, is at most 1.1 x from the second quarter to the last,
               the light chats are fast again within 5 s.
 
-"As the server sees it" is from a request's last byte to the head of the answer (timed_gateway.py). The time is divided
-at the moment when the gateway submits the request to the engine; a refusal before that is the gateway's own. A chat that
+"As the server sees it" is from a request's last byte to the head of the answer (timed_gateway.py). A refusal is the gateway's
+own before the prompt is read, or, when the prompt is known, before the request is sent; or else it is the engine's. A chat that
 waits in the queue and then makes room for another tenant's is refused late, and counts like any other.
 """
 
@@ -141,8 +141,10 @@ async def overload(server: Server, seconds: float, factor: float) -> dict[str, A
     refused = [one for one in answers if one.status in _REFUSED]
     own = [one.started - one.arrived for one in refused]
     by_gateway = [one.started - one.arrived for one in refused if not one.submitted]
+    with_prompt = [one.started - one.arrived for one in refused if one.submitted and not one.sent]
+    by_engine = [one.started - one.arrived for one in refused if one.sent]
     in_gateway = [one.submitted - one.arrived for one in answers if one.submitted]
-    in_engine = [one.started - one.submitted for one in refused if one.submitted]
+    in_engine = [one.started - one.sent for one in refused if one.sent]
     found = chats(load.sent, server.targets[0].deadline_ms or 0)
     return found | {
         "capacity_per_s": round(per_s, 1),
@@ -152,8 +154,10 @@ async def overload(server: Server, seconds: float, factor: float) -> dict[str, A
         "recovery_s": round(recovered, 2),
         "server_refusal_ms": percentiles_ms(own),
         "refused_by_gateway_ms": percentiles_ms(by_gateway),
+        "refused_with_prompt_ms": percentiles_ms(with_prompt),
+        "refused_by_engine_ms": percentiles_ms(by_engine),
         "until_submitted_ms": percentiles_ms(in_gateway),
-        "from_submit_to_refusal_ms": percentiles_ms(in_engine),
+        "from_sending_to_refusal_ms": percentiles_ms(in_engine),
         "longest_turn_ms": round(1000 * max((one.longest_turn for one in answers), default=0.0), 1),
         "memory_mb": [round(one, 1) for one in server.memory_mb],
         "descriptors": server.descriptors,

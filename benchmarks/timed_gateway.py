@@ -36,7 +36,9 @@ class TimedAnswer:
     path: str
     arrived: float = 0.0
     submitted: float = 0.0
-    """When its first generation was submitted to the engine."""
+    """When its first generation began."""
+    sent: float = 0.0
+    """When its first generation was sent to the engine. One that the gateway's client of the engine refuses is not."""
     engine_text: float = 0.0
     """When the engine's first token arrived."""
     started: float = 0.0
@@ -156,6 +158,18 @@ class Times:
 
         client.generate = timed_generate
 
+    def watch_sending(self, conversation: Any) -> None:
+        """Notes when a request is sent to the engine."""
+        submit = conversation.submit
+
+        async def timed_submit(self_: Any, request: Any) -> Any:
+            answer = self._by_request.get(request.request_id.partition(".")[0])
+            if answer is not None and not answer.sent:
+                answer.sent = time.perf_counter()
+            return await submit(self_, request)
+
+        conversation.submit = timed_submit
+
     def _answer(self, scope: Any, found: list[TimedAnswer]) -> TimedAnswer | None:
         if not found and (answer := scope["state"].get(_STATE)) is not None:
             found.append(answer)
@@ -167,7 +181,7 @@ class Times:
         if answer is None:
             return
         if engine is not None:
-            answer.submitted, answer.engine_text = engine.submitted, engine.engine_text
+            answer.submitted, answer.sent, answer.engine_text = engine.submitted, engine.sent, engine.engine_text
         answer.longest_turn, self._longest_turn = self._longest_turn, 0.0
         self._file.write(json.dumps(asdict(answer)) + "\n")
 
@@ -188,6 +202,7 @@ def main() -> None:
     times.watch_connections(importlib.import_module("graftwork.api.server.http_connection").HttpConnection)
     times.watch_answers(importlib.import_module("graftwork.api.http.middleware").RequestIdMiddleware)
     times.watch_engine(importlib.import_module("graftwork.engine.rpc.client").GrpcEngineClient)
+    times.watch_sending(importlib.import_module("graftwork.engine.rpc.conversation").Conversation)
     module, _, function = entry_point.partition(":")
     sys.argv = ["graftwork", *rest]
     sys.exit(getattr(importlib.import_module(module), function)())

@@ -233,6 +233,7 @@ class EngineLoop:
             resident_adapters=self._adapters.resident_digests,
             adapter_loads=self._adapters.num_loads,
             forecasts=() if snapshot is None else forecast_first_tokens(snapshot, scheduler.requests.waiting),
+            rooms=scheduler.queue_bounds.rooms(len(scheduler.free_places), scheduler.deadlines.retry_after_s()),
         )
 
     def stats(self) -> EngineStats:

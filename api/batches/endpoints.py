@@ -19,7 +19,6 @@ from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.formats.completions import chat_completion, completion
 from graftwork.api.http.validation import as_invalid_request, checked_body
 from graftwork.api.inference.job import InferenceJob, ResponseHead, start_inference
-from graftwork.api.inference.request import InferenceRequest
 from graftwork.api.routes.chat import chat_form, chat_inference
 from graftwork.api.routes.completions import completion_form, completion_inference
 from graftwork.api.schemas.chat import ChatCompletionRequest
@@ -54,7 +53,7 @@ async def _answer_chat(resources: InferenceResources, work: LineWork) -> Json:
     body = checked_body(ChatCompletionRequest, work.body)
     _refuse_stream(body.stream)
     with resources.accounting.take_places(work.principal, body.n or 1) as places:
-        inference = _flex(await chat_inference(body, resources, work.principal, work.request_id))
+        inference = await chat_inference(body, resources, work.principal, work.request_id)
         form = chat_form(body, inference)
         job = await start_inference(resources, inference, places, work.held)
     answers = await _answers(job)
@@ -65,7 +64,7 @@ async def _answer_completion(resources: InferenceResources, work: LineWork) -> J
     body = checked_body(CompletionRequest, work.body)
     _refuse_stream(body.stream)
     with resources.accounting.take_places(work.principal, len(body.prompt) * (body.n or 1)) as places:
-        inference = _flex(await completion_inference(body, resources, work.principal, work.request_id))
+        inference = await completion_inference(body, resources, work.principal, work.request_id)
         form = completion_form(body, resources, inference)
         job = await start_inference(resources, inference, places, work.held)
     answers = await _answers(job)
@@ -77,7 +76,7 @@ async def _answer_message(resources: InferenceResources, work: LineWork) -> Json
     _refuse_stream(body.stream)
     translation = translate(body, _NO_HEADERS, reasons=resources.generator.reasoning is not None)
     with translation.names.in_errors(), resources.accounting.take_places(work.principal) as places:
-        inference = _flex(await chat_inference(translation.chat, resources, work.principal, work.request_id))
+        inference = await chat_inference(translation.chat, resources, work.principal, work.request_id)
         job = await start_inference(resources, inference, places, work.held)
     try:
         message = await anthropic_message(ResponseHead.of("msg_", inference, resources), job)
@@ -94,7 +93,10 @@ _ANSWERS: Mapping[str, Answer] = {CHAT: _answer_chat, COMPLETIONS: _answer_compl
 
 
 async def answer_request(resources: InferenceResources, endpoint: str, work: LineWork) -> Json:
-    """Answers a request to one of these endpoints. Raises the errors of the endpoint's route."""
+    """Answers a request to one of these endpoints, in the lowest service tier, whatever its body asks for. Raises the errors of
+    the endpoint's route.
+    """
+    work = replace(work, principal=replace(work.principal, tier_ceiling=_TIER))
     try:
         return await _ANSWERS[endpoint](resources, work)
     except (InvalidRequest, ValidationFailed) as error:
@@ -108,11 +110,6 @@ async def _answers(job: InferenceJob) -> list[GenerationFinished]:
         return await job.answers()
     finally:
         job.abandon()
-
-
-def _flex(inference: InferenceRequest) -> InferenceRequest:
-    """Returns the same request of the lowest service tier, whatever its body asks for."""
-    return replace(inference, tier=_TIER)
 
 
 def _refuse_stream(stream: bool | None) -> None:

@@ -15,6 +15,7 @@ from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import FREE_OUTPUT, OutputPlan
+from graftwork.sessions.generation.early_refusal import EarlyRefusal
 from graftwork.sessions.generation.reasoning import ReasoningAsk
 from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Expected
@@ -28,13 +29,12 @@ def served_tier(principal: Principal, asked: str | None) -> str:
     return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
 
 
-def refuse_if_late(resources: InferenceResources, principal: Principal, resolved: ResolvedModel, tier: str) -> None:
-    """Raises CapacityContended if the request's first token would come too late, whatever its prompt. Call it before the
-    prompt is read: under overload most requests end here, and a refusal must cost little.
+def refuse_early(resources: InferenceResources, principal: Principal, resolved: ResolvedModel, tier: str) -> None:
+    """Raises CapacityContended if the engine would refuse the request, whatever its prompt. Call it before the prompt is
+    read.
     """
-    isolation = principal.isolation(resources.pepper)
-    due_at = principal.first_token_due_at
-    resources.generator.refuse_if_late(ServiceTier(tier), isolation, resolved.adapters, due_at)
+    early = EarlyRefusal(resources.generator, resources.accounting, resources.pepper)
+    early.check(principal, tier, resolved.adapters)
 
 
 @dataclass(frozen=True, slots=True)

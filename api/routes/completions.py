@@ -12,7 +12,7 @@ from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
 from graftwork.api.inference.defaults import completion_with_defaults
 from graftwork.api.inference.job import ResponseHead, start_inference
-from graftwork.api.inference.request import InferenceRequest, refuse_if_late, served_tier
+from graftwork.api.inference.request import InferenceRequest, refuse_early, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion
@@ -56,7 +56,7 @@ async def completion_inference(
     principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
     tier = served_tier(principal, body.service_tier)
-    refuse_if_late(resources, principal, resolved, tier)
+    refuse_early(resources, principal, resolved, tier)
     body = completion_with_defaults(body, resolved.defaults)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")

@@ -17,7 +17,7 @@ from graftwork.api.deps.resources import CurrentRequestId, ForInference, Inferen
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.streaming import json_answer, until_disconnect
 from graftwork.api.inference.job import InferenceJob, start_inference
-from graftwork.api.inference.request import InferenceRequest, refuse_if_late, served_tier
+from graftwork.api.inference.request import InferenceRequest, refuse_early, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import Prompt
 from graftwork.api.schemas.embeddings import EmbeddingsRequest
@@ -65,7 +65,7 @@ async def _inference_request(
     principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
     tier = served_tier(principal, body.service_tier)
-    refuse_if_late(resources, principal, resolved, tier)
+    refuse_early(resources, principal, resolved, tier)
     prompts = [await _encode(text, body, resources, principal) for text in body.input]
     return InferenceRequest(
         request_id=request_id,

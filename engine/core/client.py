@@ -7,6 +7,7 @@ or tenants. Invariant: every failure is a `GraftworkError`.
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import EngineEvent
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
@@ -33,11 +34,10 @@ class EngineClient(Protocol):
         """
         ...
 
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        """Raises CapacityContended, with the time to retry, if not even a prompt of one token would get its first token in
-        time, by what the engine has said last. Asks nobody, so a refusal costs almost nothing.
-
-        `line` is as `line_of` names it (engine/core/deadlines.py).
+    def refuse_early(self, newcomer: Newcomer) -> None:
+        """Raises CapacityContended, with the time to retry, if the engine would refuse the request whatever its prompt, by
+        what it has said last: because its first token would come after its deadline, or because no more requests of its
+        domain may wait. Asks nobody, so a refusal costs almost nothing.
         """
         ...
 

@@ -6,6 +6,7 @@ Owns the figures. Computes nothing: the engine loop fills them in, and engine/fl
 from dataclasses import dataclass
 
 from graftwork.engine.core.deadlines import FirstTokenForecast
+from graftwork.engine.core.queue_room import QueueRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class EngineLoad:
     """Adapters loaded to the device since the engine's start, because a request missed them."""
     forecasts: tuple[FirstTokenForecast, ...] = ()
     """Of the lines with most requests in the queue, while requests with deadlines come; empty otherwise."""
+    rooms: tuple[QueueRoom, ...] = ()
+    """What is left of the queue's bounds to the domains (usually tenants) that are near them; usually there are none."""
+    age_s: float = 0.0
+    """How long ago all this was so, in seconds, when it was sent."""
 
 
 NO_LOAD = EngineLoad()

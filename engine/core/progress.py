@@ -4,6 +4,7 @@
 long an engine may stay silent or stand still before others count it as frozen. Never ends a request or a process.
 """
 
+import math
 from dataclasses import dataclass
 
 from graftwork.engine.core.load import NO_LOAD, EngineLoad
@@ -38,6 +39,12 @@ class LoopProgress:
     def load(self) -> EngineLoad:
         """The latest load that the loop has published."""
         return self._load
+
+    @property
+    def load_age_s(self) -> float:
+        """The seconds since it was published; 0 before the first one."""
+        age_s = self._clock.monotonic() - self._load_at
+        return age_s if math.isfinite(age_s) else 0.0
 
     @property
     def wants_load(self) -> bool:

@@ -16,6 +16,7 @@ from random import Random
 from typing import TypeVar
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import EngineEvent, TokensGenerated
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
 from graftwork.engine.core.reports import RequestReports
@@ -110,12 +111,12 @@ class FleetClient:
         finally:
             self._budget.end()
 
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        """Raises CapacityContended if every engine that is ready would refuse a request of this line."""
+    def refuse_early(self, newcomer: Newcomer) -> None:
+        """Raises CapacityContended if every engine that is ready would refuse such a request."""
         refusals: list[CapacityContended] = []
         for member in self.membership.ready:
             try:
-                member.client.refuse_if_late(line, deadline_s)
+                member.client.refuse_early(newcomer)
             except CapacityContended as error:
                 refusals.append(error)
             else:

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS, FreezeLimits
@@ -28,6 +29,7 @@ from graftwork.engine.rpc.conversation import RETRY_AFTER_S, Conversation, Liste
 from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
 from graftwork.engine.rpc.engine_token import call_metadata
 from graftwork.engine.rpc.forecasts import FirstTokenForecasts
+from graftwork.engine.rpc.queue_rooms import QueueRooms
 from graftwork.engine.rpc.watch import LoopWatch, look_every_s
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded, GraftworkError, Unavailable
@@ -78,9 +80,9 @@ class GrpcEngineClient:
         self._look_within_s = look_every_s(limits.step_s)
         self._stalled_s = 0.0
         self._is_closed = False
-        self._forecasts = FirstTokenForecasts(clock or SystemClock())
+        self._forecasts, self._rooms = FirstTokenForecasts(clock or SystemClock()), QueueRooms(clock or SystemClock())
         self._reports: RequestReports = NO_REPORTS
-        self._followers: list[Callable[[EngineLoad], None]] = [self._forecasts.note]
+        self._followers: list[Callable[[EngineLoad], None]] = [self._forecasts.note, self._rooms.note]
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
@@ -129,10 +131,11 @@ class GrpcEngineClient:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         if self._watch.is_stuck:
             raise _stuck()
-        self._forecasts.check(request)
+        self._refuse_hopeless(request)
         conversation, report = self._open_conversation(), self._reports.begin(request)
         inbox = await conversation.submit(request)
         self._forecasts.sent(request)
+        self._rooms.sent(request)
         self._watch.start()
         timer = inbox.end_after(request.timeout_s)
         ended = False
@@ -144,7 +147,8 @@ class GrpcEngineClient:
                 if isinstance(event, _LAST):
                     ended = not isinstance(event, DeadlineExceeded)
                     if isinstance(event, CapacityContended):
-                        self._forecasts.refused(request)
+                        self._forecasts.refused(request, event)
+                        self._rooms.refused(request)
                     if isinstance(event, GraftworkError):
                         raise event
                 note_event(report, event)
@@ -155,8 +159,20 @@ class GrpcEngineClient:
                 timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        self._forecasts.check_line(line, deadline_s)
+    def refuse_early(self, newcomer: Newcomer) -> None:
+        if newcomer.deadline_s is not None:
+            self._forecasts.check_line(newcomer.line, newcomer.deadline_s)
+        self._rooms.check(newcomer.domain)
+        self._forecasts.coming(newcomer.line)
+        self._rooms.coming(newcomer.domain)
+
+    def _refuse_hopeless(self, request: EngineRequest) -> None:
+        """Raises CapacityContended if the engine would refuse the request. One that has begun an answer elsewhere may wait."""
+        self._forecasts.come(request)
+        self._rooms.come(request)
+        self._forecasts.check(request)
+        if not request.emitted_token_ids:
+            self._rooms.check(request.domain, len(request.prompt_token_ids))
 
     def report_to(self, reports: RequestReports) -> None:
         """Notes the events of all requests that are sent from now on."""

@@ -101,8 +101,8 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return GrpcOutputs(self.load)
 
     def load(self) -> EngineLoad:
-        """Returns the latest load of the engine, with its epoch. Any thread may call this."""
-        return replace(self._progress.load, epoch=self.epoch)
+        """Returns the latest load of the engine, with its epoch and its age. Any thread may call this."""
+        return replace(self._progress.load, epoch=self.epoch, age_s=round(self._progress.load_age_s, 4))
 
     async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Sink) -> None:
         async for message in messages:

@@ -5,7 +5,8 @@ refusal that needs no engine costs the engine nothing. What a forecast leaves op
 prompts of which much may be cached), the engine decides.
 
 Owns nothing. Reads a snapshot and the queue, on the loop's thread, a few times a second.
-Invariant: a forecast is the estimate of arrival.py for a request like those that wait in its line.
+Invariant: a forecast is the estimate of arrival.py for a request like those that wait in its line. That of turns of sessions
+is for a session that has nothing here yet, so it is no later than that of any session.
 """
 
 import math
@@ -20,6 +21,8 @@ MAX_LINES = 16
 """The most lines that are forecast: three estimates of each take a part of a millisecond of the loop's time."""
 _MORE = 4
 """So many further requests are assumed, to find what each of them adds."""
+_NEW_SESSION = ("a session that has nothing here yet",)
+"""A flow that no request has."""
 
 
 def forecast_first_tokens(snapshot: QueueSnapshot, waiting: Iterable[RequestState]) -> tuple[FirstTokenForecast, ...]:
@@ -43,6 +46,8 @@ def _forecast(snapshot: QueueSnapshot, line: str, states: list[RequestState]) ->
     known = max(sum(state.num_prompt for state in states) // len(states), 2)
     uncached = max(math.ceil(known * snapshot.uncached_share(request)), 1)
     arrival = replace(Arrival.of(request, uncached), known_tokens=known)
+    if request.session is not None:
+        arrival = replace(arrival, flow=_NEW_SESSION)
     usual = expected_first_token_s(snapshot, arrival)
     shortest = expected_first_token_s(snapshot, replace(arrival, known_tokens=1, uncached_tokens=1))
     later = expected_first_token_s(snapshot, arrival, [arrival] * _MORE)

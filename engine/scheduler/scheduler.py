@@ -77,11 +77,11 @@ class Scheduler:
         self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
         self._meter = ServiceMeter(clock, self._waiting, self._flex, kv_cache.page_store.sizes.page_bytes)
-        self._queue_bounds = QueueBounds(limits.queue, self._waiting)
+        self.queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._candidates = Candidates(self._waiting, adapters, grammars, recorder)
         self.requests = RequestTables(self._waiting)
         self._running, self._by_id = self.requests.running, self.requests.by_id
-        self._free_places = list(range(limits.max_running))
+        self.free_places = list(range(limits.max_running))
         self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
         self._page_grower = PageGrower(kv_cache, self._running, limits, self._preempt_if_landed)
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
@@ -122,7 +122,7 @@ class Scheduler:
             return ended
         self.deadlines.check(state, received)
         free_places, retry_after_s = self._limits.max_running - len(self._running), self.deadlines.retry_after_s()
-        displaced = self._queue_bounds.displaced_by(state, free_places, retry_after_s)
+        displaced = self.queue_bounds.displaced_by(state, free_places, retry_after_s)
         outputs = self.fail([one.request_id for one in displaced], displaced_error(retry_after_s))
         if request.session is not None:
             self.session_cache.begin_turn(request.domain, request.session)
@@ -218,7 +218,7 @@ class Scheduler:
         for digest in state.request.adapter_digests:
             self._adapters.pin(digest)
         self._running[state.request_id] = state
-        state.place = self._free_places.pop()
+        state.place = self.free_places.pop()
         self._meter.start(state)
         error = self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
         if error is not None:
@@ -374,7 +374,7 @@ class Scheduler:
         """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
         self._meter.end(state)
         del self._running[state.request_id]
-        self._free_places.append(state.place)
+        self.free_places.append(state.place)
         self._page_grower.starved.discard(state.request_id)
         state.pages = []
         state.slices_in_flight.clear()
@@ -392,6 +392,6 @@ class Scheduler:
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         self.requests.check_integrity()
-        places = [*self._free_places, *(state.place for state in self._running.values())]
+        places = [*self.free_places, *(state.place for state in self._running.values())]
         assert sorted(places) == list(range(len(places))), "a place in the batch is taken twice or lost"
         assert self._page_grower.starved <= self._running.keys()

@@ -8,13 +8,13 @@ Invariant: a token is counted when the engine sends it, even if the caller never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random, SystemRandom
 
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.deadlines import line_name
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
@@ -25,12 +25,11 @@ from graftwork.engine.core.events import (
     StepsTraced,
     TokensGenerated,
 )
-from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.activity.meter import ActivityMeter, RequestWatch
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
-from graftwork.platform.ids import IsolationDomain
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tracing.request_trace import NO_TRACE
@@ -117,17 +116,14 @@ class Generator:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         return self._degraded(request)
 
-    def refuse_if_late(
-        self, tier: ServiceTier, isolation: IsolationDomain, adapters: Sequence[AdapterUse], due_at: float | None
-    ) -> None:
-        """Raises CapacityContended if a request outside sessions could not get its first token in time, however short its
-        prompt. Call it before any work is done for the request.
+    def refuse_early(self, newcomer: Newcomer, due_at: float | None) -> None:
+        """Raises CapacityContended if the engine would refuse a request, however short its prompt. Call it before any work is
+        done for the request.
 
         due_at: on the generator's monotonic clock; None takes the deadline of the tier.
         """
-        deadline_s = self.deadlines_s.get(tier) if due_at is None else due_at - self.clock.monotonic()
-        if deadline_s is not None:
-            self.engine.refuse_if_late(line_name(tier, isolation, adapters), deadline_s)
+        deadline_s = self.deadlines_s.get(newcomer.tier) if due_at is None else due_at - self.clock.monotonic()
+        self.engine.refuse_early(replace(newcomer, deadline_s=deadline_s))
 
     def reasoning_plan(self, request: GenerationRequest) -> ReasoningPlan:
         """Returns how the request's answer is split. Raises InvalidRequest for a budget that cannot be kept."""

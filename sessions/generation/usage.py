@@ -158,7 +158,7 @@ class Accounting:
         Raises CapacityContended if the engine has no room for so many answers of the tenant, and InvalidRequest if it
         never has.
         """
-        with self._counted_refusal(principal.tenant_id):
+        with self.counted_refusal(principal.tenant_id):
             principal.trace.keep()
             if principal.place is None or principal.place.is_resized:
                 return self.in_flight.take(principal.tenant_id, answers)
@@ -167,11 +167,12 @@ class Accounting:
 
     def take_first_place(self, tenant_id: TenantId) -> HeldPlaces:
         """Takes one place for a request of which only the tenant is known. Raises CapacityContended if there is none."""
-        with self._counted_refusal(tenant_id):
+        with self.counted_refusal(tenant_id):
             return self.in_flight.take(tenant_id, 1)
 
     @contextmanager
-    def _counted_refusal(self, tenant_id: TenantId) -> Iterator[None]:
+    def counted_refusal(self, tenant_id: TenantId) -> Iterator[None]:
+        """Counts a CapacityContended that the block raises as a refusal of the tenant's request."""
         try:
             yield
         except CapacityContended as error:

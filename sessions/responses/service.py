@@ -77,11 +77,12 @@ class ResponseService:
         """Starts a response.
 
         If the response must not be stored, `ResponseHandle.release` deletes it at the end of the client's request.
-        Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After these errors, the
+        Can raise InvalidRequest, ValidationFailed, NotFound, Conflict, LimitExceeded or CapacityContended. After these errors, the
         database has no row of the response.
         """
         principal = principal.for_user(new.end_user)
         new = replace(new, settings=checked_settings(new.settings))
+        self._sessions.launcher.early.check_turn(principal, new.settings.service_tier)  # before any row is stored
         items = await resolve_references(self._sessions.store, principal.scope(), new.items)
         turn = await self._start(principal, new, items)
         record = ResponseRecord(turn.turn_id, turn.session_id, new.echo, self._clock.now())

@@ -25,6 +25,7 @@ from graftwork.sessions.core.items import Item, function_call_output, parse_outp
 from graftwork.sessions.core.session import AgentSession, SessionSettings, ToolOutput
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, TurnEncoder, truncated_opening
 from graftwork.sessions.generation.constraints import OutputPlan
+from graftwork.sessions.generation.early_refusal import EarlyRefusal
 from graftwork.sessions.generation.reasoning import ReasoningAsk
 from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, Expected, RequestAccount, kv_limits
@@ -56,6 +57,7 @@ class TurnLauncher:
         self._dependencies = dependencies
         self._running = running
         self._reader = reader
+        self.early = EarlyRefusal(dependencies.generator, dependencies.accounting, dependencies.pepper)
 
     async def launch(
         self,
@@ -70,10 +72,11 @@ class TurnLauncher:
         `new_items` is the input of the turn. If the instructions or tools have changed since the last turn, encodes the
         whole history again. The start continues even if the caller is cancelled.
         Raises Conflict if the session was changed after the caller has read it. Can also raise InvalidRequest,
-        ContextLengthExceeded, LimitExceeded or Unavailable, and NotPermitted if the sender's key does not allow the
+        ContextLengthExceeded, LimitExceeded, CapacityContended or Unavailable, and NotPermitted if the sender's key does not allow the
         session's model. After these errors, the session is unchanged.
         """
         principal.require_models([session.model.label])
+        self.early.check_turn(principal, settings.service_tier)
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
@@ -342,8 +345,8 @@ class ToolOutputs:
         """Stores outputs of tool calls. If then no output is missing, starts the session's next turn.
 
         Each of `outputs` has the fields `call_id` and `output`. `overrides` are for the next turn, if it starts now.
-        Raises LimitExceeded, ContextLengthExceeded or Unavailable if the next turn cannot start; the outputs stay
-        stored. Can also raise ValidationFailed, NotFound or Conflict.
+        Raises LimitExceeded, ContextLengthExceeded, CapacityContended or Unavailable if the next turn cannot start; the
+        outputs stay stored. Can also raise ValidationFailed, NotFound or Conflict.
         """
         scope, given = principal.scope(), _tool_outputs(outputs)
         session = await self._loader.load(scope, session_id)

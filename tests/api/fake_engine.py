@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
@@ -61,9 +62,9 @@ class FakeEngine:
     refusal: GraftworkError | None = None
     """Raised before a request is admitted."""
     lateness: GraftworkError | None = None
-    """Raised for every line that is asked about before a request."""
-    asked_lines: list[tuple[str, float]] = field(default_factory=list)
-    """The lines that were asked about, and their deadlines."""
+    """Raised for everything that is asked about before a request."""
+    newcomers: list[Newcomer] = field(default_factory=list)
+    """What was asked about."""
     refused_digests: dict[str, GraftworkError] = field(default_factory=dict)
     """Raised before a request for one of these adapters is admitted."""
     breaks_after: int | None = None
@@ -102,8 +103,8 @@ class FakeEngine:
     async def describe(self) -> EngineDescription:
         return describe()
 
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        self.asked_lines.append((line, deadline_s))
+    def refuse_early(self, newcomer: Newcomer) -> None:
+        self.newcomers.append(newcomer)
         if self.lateness is not None:
             raise self.lateness
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import (
     CacheReport,
     EngineEvent,
@@ -70,8 +71,8 @@ class BareEngine:
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
         return SessionMemory(missing_tokens=len(command.token_ids))
 
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        raise NotImplementedError
+    def refuse_early(self, newcomer: Newcomer) -> None:
+        return None
 
     async def probe_adapter(self, digest: str) -> None:
         raise NotImplementedError

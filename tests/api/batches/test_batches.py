@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from graftwork.engine.core.deadlines import line_of
 from graftwork.platform.batches.batch import COMPLETION_WINDOW_S
 from graftwork.platform.errors import InternalFailure, Unavailable
 from graftwork.platform.quotas.quota import Quota
@@ -66,7 +67,9 @@ async def test_a_batch_costs_what_its_lines_cost(batching: Batching, tenant: Tes
     assert (by_tier["group"], by_tier["requests"]) == ("flex", 2)
     assert by_tier["prompt_tokens"] == used["input_tokens"] > 0
     assert by_tier["completion_tokens"] == used["output_tokens"] > 0
-    assert [request.tier.value for request in batching.gateway.engine.requests] == ["flex", "flex"]
+    engine = batching.gateway.engine
+    assert [request.tier.value for request in engine.requests] == ["flex", "flex"]
+    assert [newcomer.line for newcomer in engine.newcomers] == [line_of(request) for request in engine.requests]
     assert all(request.request_id.startswith(batch["id"]) for request in batching.gateway.engine.requests)
 
 

@@ -120,12 +120,67 @@ async def test_a_late_request_is_refused_before_its_prompt_is_read(
     nothing is sent, reserved or billed."""
     ask = ASK.get(path, {}) | extra
     await tenant.client.post(path, json=ask, headers={"x-deadline-ms": "5000"})
-    (line, deadline_s), sent = gateway.engine.asked_lines[0], gateway.engine.requests[0]
+    newcomer, sent = gateway.engine.newcomers[0], gateway.engine.requests[0]
     gateway.engine.lateness = CapacityContended("The queue is long.", retry_after_s=1.5)
 
     answer = await tenant.client.post(path, json=ask, headers={"x-deadline-ms": "5000"})
 
-    assert (line, 0 < deadline_s <= 5.0) == (line_of(sent), True)
+    assert (newcomer.line, 0 < (newcomer.deadline_s or 0.0) <= 5.0) == (line_of(sent), True)
     assert (answer.status_code, answer.headers["retry-after-ms"]) == (429, "1500")
     assert len(gateway.engine.requests) == 1
     assert len(await tenant.usage()) == 1
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"background": True}, {"store": False}], ids=["plain", "background", "not stored"]
+)
+async def test_a_response_is_refused_before_its_prompt_is_read(
+    gateway: Gateway, tenant: TestTenant, extra: dict[str, Any]
+) -> None:
+    """A response is asked about as a turn of a session, in its tier. A refusal is an HTTP status, also in the background;
+    the engine gets nothing, and no row is stored: neither a session nor a usage row.
+    """
+    gateway.engine.lateness = CapacityContended("The queue is full.", retry_after_s=1.5)
+    ask = ASK["/v1/responses"] | {"service_tier": "flex"} | extra
+
+    answer = await tenant.client.post("/v1/responses", json=ask, headers={"x-deadline-ms": "5000"})
+
+    (newcomer,) = gateway.engine.newcomers
+    assert (newcomer.in_session, newcomer.tier, 0 < (newcomer.deadline_s or 0.0) <= 5.0) == (True, "flex", True)
+    assert (answer.status_code, answer.headers["retry-after-ms"]) == (429, "1500")
+    assert not gateway.engine.requests
+    assert not await tenant.usage()
+    counts = await gateway.resources.sessions.sessions.store.count_by_status()
+    assert not any(counts.values())
+
+
+async def test_a_turn_is_refused_before_its_prompt_is_read(gateway: Gateway, tenant: TestTenant) -> None:
+    """A turn that is refused leaves its session as it was: the next one begins with an empty history."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()
+    path = f"/v1/sessions/{session['id']}/turns"
+    gateway.engine.lateness = CapacityContended("The queue is full.", retry_after_s=1.5)
+
+    refused = await tenant.client.post(path, json={"input": "First"}, headers={"x-deadline-ms": "5000"})
+    gateway.engine.lateness = None
+    answer = await tenant.client.post(path, json={"input": "Second"})
+
+    assert (refused.status_code, refused.headers["retry-after-ms"]) == (429, "1500")
+    assert answer.status_code == 200
+    (request,) = gateway.engine.requests
+    assert [newcomer.line for newcomer in gateway.engine.newcomers] == [line_of(request)] * 2
+    assert request.session is not None
+    assert request.session.history_tokens == 0
+
+
+async def test_early_refusals_are_counted(gateway: Gateway, tenant: TestTenant) -> None:
+    """A request that is refused before its prompt is read counts as refused in the metrics, like one that the engine refuses."""
+    gateway.engine.lateness = CapacityContended("The queue is full.", retry_after_s=1.5)
+
+    await tenant.client.post("/v1/chat/completions", json=chat())
+    await tenant.client.post("/v1/responses", json=ASK["/v1/responses"])
+
+    metrics = (await gateway.admin.get("/metrics")).text
+    counted = [
+        line for line in metrics.splitlines() if line.startswith("graftwork_requests_total") and "refused" in line
+    ]
+    assert [line.rpartition(" ")[2] for line in counted] == ["2.0"]

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import (
     CacheReport,
     EngineEvent,
@@ -136,9 +137,9 @@ class FakeMember:
         self._check()
         return EngineStats(running_requests=1, steps=10, kv_usage_ratio=0.5, resident_adapters=("a",))
 
-    def refuse_if_late(self, line: str, deadline_s: float) -> None:
-        if deadline_s < self.late_below_s:
-            raise CapacityContended("The queue is long.", retry_after_s=self.late_below_s - deadline_s)
+    def refuse_early(self, newcomer: Newcomer) -> None:
+        if newcomer.deadline_s is not None and newcomer.deadline_s < self.late_below_s:
+            raise CapacityContended("The queue is long.", retry_after_s=self.late_below_s - newcomer.deadline_s)
 
     async def probe_adapter(self, digest: str) -> None:
         self._check()

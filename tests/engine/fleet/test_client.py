@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import EngineEvent, PromptAdmitted, RequestFinished, TokensGenerated
 from graftwork.engine.core.load import EngineLoad
-from graftwork.engine.core.requests import EngineRequest, SessionKey, SessionUse
+from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb
 from graftwork.engine.fleet.client import FleetClient
@@ -246,10 +247,11 @@ async def test_a_line_is_late_only_if_it_is_at_every_engine(fleet: Fleet) -> Non
     one, two, three = fleet.engines.values()
     one.late_below_s, two.late_below_s = 9.0, 5.0
 
-    fleet.client.refuse_if_late("a line", 1.0)
+    newcomer = Newcomer(ServiceTier.DEFAULT, IsolationDomain(b"tenant"), deadline_s=1.0)
+    fleet.client.refuse_early(newcomer)
     three.late_below_s = 7.0
     with pytest.raises(CapacityContended) as refusal:
-        fleet.client.refuse_if_late("a line", 1.0)
+        fleet.client.refuse_early(newcomer)
 
     assert refusal.value.retry_after_s == 4.0
 

@@ -107,6 +107,10 @@ class Gateway(Protocol):
         """Decides about a request before the scheduler sees it. Raises CapacityContended."""
         ...
 
+    def refused(self, error: CapacityContended) -> None:
+        """Is called when the scheduler refuses the request that was checked last."""
+        ...
+
 
 def run(
     arrivals: list[Arrival],
@@ -136,6 +140,8 @@ def run(
             except CapacityContended as error:
                 outcome.refused[one.name] = error
                 outcome.by_gateway |= set() if is_seen else {one.name}
+                if gateway is not None and is_seen:
+                    gateway.refused(error)
         has_stepped = driver.timed_step()
         if gateway is not None:
             gateway.follow()

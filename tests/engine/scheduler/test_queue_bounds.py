@@ -170,6 +170,67 @@ def test_the_last_request_of_the_largest_domain_makes_room(make_order: Callable[
     assert num_displaced > 50
 
 
+@pytest.mark.parametrize("free_places", [0, 3])
+def test_no_request_fits_that_needs_more_than_is_left(free_places: int) -> None:
+    """In each of 1,000 random queues, a request that needs more than its domain's room is refused. A domain whose next request
+    would be refused because of its own bound has a room, with nothing left; so has the largest domain of a queue that is full.
+    """
+    num_full = num_with_rest = 0
+    for seed in range(1000):
+        random = Random(seed)
+        order = DeficitPrefixOrder(ManualClock(100.0))
+        for state in random_queue(random):
+            order.enqueue(state)
+        limits = QueueLimits(
+            random.randint(6, 30), random.randint(60, 500), random.randint(3, 12), random.randint(30, 200)
+        )
+        bounds = QueueBounds(limits, order)
+
+        rooms = {IsolationDomain(bytes.fromhex(room.domain)): room for room in bounds.rooms(free_places, 2.5)}
+
+        for domain in order.all_domains:
+            own, one = order.size_of(domain), waiting_request("one", domain.decode(), 1, at=100.0)
+            if (room := rooms.get(domain)) is not None:
+                assert (room.requests, room.tokens, room.retry_after_s) == (own.requests, own.tokens, 2.5)
+                too_long = waiting_request("long", domain.decode(), max(room.tokens_left, 0) + 1, at=100.0)
+                for state in [too_long, *([one] if room.requests_left <= 0 else ())]:
+                    with pytest.raises(CapacityContended):
+                        bounds.displaced_by(state, free_places, 2.5)
+                num_with_rest += room.requests_left > 0 and room.tokens_left > 0
+            is_full = own.requests >= limits.domain_requests + free_places or own.tokens >= limits.domain_tokens
+            most = max(order.size_of(other).requests for other in order.all_domains)
+            if own.requests == most and order.total_size().requests >= limits.requests + free_places:
+                is_full = True
+            if is_full:
+                assert min(rooms[domain].requests_left, rooms[domain].tokens_left) <= 0, f"seed {seed}"
+                num_full += 1
+    assert num_full > 250
+    assert num_with_rest > 80
+
+
+def test_a_domain_far_from_its_bounds_has_no_room_to_tell() -> None:
+    """With 7 of 64 requests left a domain is named, with 9 it is not. Of more than sixteen, those with the least left are."""
+    order = DeficitPrefixOrder(ManualClock(100.0))
+    for number in range(57):
+        order.enqueue(waiting_request(f"near {number}", "near", 1))
+    for number in range(55):
+        order.enqueue(waiting_request(f"far {number}", "far", 1))
+    for domain in range(20):
+        for number in range(64 - domain // 4):
+            order.enqueue(waiting_request(f"{domain} {number}", f"domain {domain:02}", 1))
+
+    rooms = QueueBounds(QueueLimits(10**6, 10**6, 64, 10**6), order).rooms(0, 1.0)
+
+    names = [bytes.fromhex(room.domain).decode() for room in rooms]
+    assert names == [f"domain {domain:02}" for domain in range(16)]
+    alone = DeficitPrefixOrder(ManualClock(100.0))
+    for state in order:
+        if state.domain in (b"near", b"far"):
+            alone.enqueue(state)
+    (room,) = QueueBounds(QueueLimits(10**6, 10**6, 64, 10**6), alone).rooms(0, 1.0)
+    assert (bytes.fromhex(room.domain), room.requests_left) == (b"near", 7)
+
+
 def _displaced_by_search(
     order: WaitingOrder, states: list[RequestState], newcomer: RequestState, most: int, most_tokens: int
 ) -> list[RequestState] | None:
