@@ -11,11 +11,13 @@ deadline, because only the engine knows what of them is cached.
 
 import math
 from collections import Counter
+from contextlib import suppress
 
 from graftwork.engine.core.deadlines import AIM, UNSURE, FirstTokenForecast, line_of, unreachable
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import NO_LOAD, LoadReport
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.clock import Clock
+from graftwork.platform.errors import Unavailable
 
 _BELIEVED_S = 0.5
 """Forecasts are believed for so many seconds. While it works, an engine sends new ones several times as often."""
@@ -28,16 +30,16 @@ class FirstTokenForecasts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_line: dict[str, FirstTokenForecast] = {}
+        self._report = LoadReport(lambda: NO_LOAD)
+        self._by_line: dict[str, FirstTokenForecast] | None = {}
+        """The forecasts of the latest report; None if they were not read yet."""
         self._noted_at = -math.inf
         self._sent: Counter[str] = Counter()
         """How many requests were sent since the latest forecasts, by line."""
 
-    def note(self, load: EngineLoad) -> None:
-        """Takes the forecasts of a load that has just come."""
-        self._by_line = {}
-        for line, wait_s, token_s, request_s, *_ in load.forecasts:  # a later version may say more
-            self._by_line[line] = FirstTokenForecast(line, wait_s, token_s, request_s)
+    def note(self, report: LoadReport) -> None:
+        """Takes a report that has just come. Reads its forecasts when a request asks for them."""
+        self._report, self._by_line = report, None
         self._noted_at = self._clock.monotonic()
         self._sent.clear()
 
@@ -49,8 +51,8 @@ class FirstTokenForecasts:
     def check_line(self, line: str, deadline_s: float, prompt_tokens: int = 0) -> None:
         """Raises CapacityContended if a request of this line would come too late, with a prompt of at least so many tokens."""
         age_s = self._clock.monotonic() - self._noted_at
-        forecast = self._by_line.get(line)
-        if forecast is None or age_s > _BELIEVED_S:
+        forecast = None if age_s > _BELIEVED_S else self._read().get(line)
+        if forecast is None:
             return
         own_s = forecast.token_s * prompt_tokens
         expected_s = forecast.wait_s + forecast.request_s * self._sent[line] + own_s - age_s - _UNSENT_S
@@ -59,7 +61,7 @@ class FirstTokenForecasts:
 
     def sent(self, request: EngineRequest) -> None:
         """Records that a request goes to the engine, which the latest forecasts cannot know."""
-        if self._by_line:
+        if self._read():
             self._sent[line_of(request)] += 1
 
     def refused(self, request: EngineRequest) -> None:
@@ -67,3 +69,18 @@ class FirstTokenForecasts:
         line = line_of(request)
         if self._sent[line]:
             self._sent[line] -= 1
+
+    def _read(self) -> dict[str, FirstTokenForecast]:
+        """Returns the forecasts of the latest report by line, none if nobody can read it."""
+        if self._by_line is None:
+            self._by_line = {}
+            with suppress(Unavailable, ValueError):
+                for (
+                    line,
+                    wait_s,
+                    token_s,
+                    request_s,
+                    *_,
+                ) in self._report.read().forecasts:  # a later version may say more
+                    self._by_line[line] = FirstTokenForecast(line, wait_s, token_s, request_s)
+        return self._by_line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.engine.core.deadlines import FirstTokenForecast, line_of
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.client import GrpcEngineClient
@@ -29,7 +29,8 @@ def request(tokens: int = 10, deadline_s: float | None = 4.0) -> EngineRequest:
 def forecasts(clock: ManualClock, wait_s: float, token_s: float = 0.0, request_s: float = 0.0) -> FirstTokenForecasts:
     """Forecasts that have just come, of the line of `request`."""
     found = FirstTokenForecasts(clock)
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(request()), wait_s, token_s, request_s),)))
+    load = EngineLoad(forecasts=(FirstTokenForecast(line_of(request()), wait_s, token_s, request_s),))
+    found.note(LoadReport(lambda: load))
     return found
 
 
@@ -88,7 +89,8 @@ def test_requests_that_were_sent_since_lengthen_the_wait_unless_the_engine_refus
     found.refused(first)
     found.check(request())
     found.sent(first)
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5),)))
+    load = EngineLoad(forecasts=(FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5),))
+    found.note(LoadReport(lambda: load))
 
     found.check(request())
 
@@ -131,7 +133,12 @@ async def test_a_gateway_refuses_without_a_round_trip_while_a_line_waits(
     await server.start()
     client = GrpcEngineClient(address.replace(":0", f":{server.port}"))
     has_forecast = asyncio.Event()
-    client.follow_load(lambda load: has_forecast.set() if any(wait_s > 1 for _, wait_s, *_ in load.forecasts) else None)
+
+    def note(report: LoadReport) -> None:
+        if any(wait_s > 1 for _, wait_s, *_ in report.read().forecasts):
+            has_forecast.set()
+
+    client.follow_load(note)
 
     async def run() -> None:
         _ = [event async for event in client.generate(request(deadline_s=600.0))]
