@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.codec import load_from_json
 from graftwork.engine.rpc.forecasts import FirstTokenForecasts
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.clock import ManualClock
@@ -119,6 +121,16 @@ def test_a_prompt_that_may_be_cached_is_left_to_the_engine() -> None:
     found.check(request(501))
     with pytest.raises(CapacityContended):
         found.check(request(499))
+
+
+def test_a_report_that_cannot_be_read_refuses_nothing() -> None:
+    """Requests are left to an engine whose report is no load, or has forecasts of too few figures."""
+    for text in ('{"forecasts": 3', '{"forecasts": [["a line"]]}'):
+        found = forecasts(ManualClock(), 60.0)
+        found.note(LoadReport(partial(load_from_json, text)))
+
+        found.check(request())
+        found.sent(request())
 
 
 @pytest.mark.parametrize("listen", ["unix:{}/engine.sock", "127.0.0.1:0"], ids=["output socket", "grpc"])
