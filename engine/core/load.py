@@ -1,8 +1,9 @@
 """Defines what an engine reports about its load several times a second, so that gateways can place requests.
 
-Owns the figures. Computes nothing: the engine loop fills them in, and engine/fleet and engine/rpc read them.
+Owns the figures, and a report of them that is not decoded yet. Computes nothing: the engine loop fills them in, and engine/fleet and engine/rpc read them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graftwork.engine.core.deadlines import FirstTokenForecast
@@ -40,3 +41,23 @@ class EngineLoad:
 
 
 NO_LOAD = EngineLoad()
+
+
+class LoadReport:
+    """A load as an engine has sent it. It is decoded when it is first read, because most reports are replaced before.
+
+    It is for one thread.
+    """
+
+    __slots__ = ("_decode", "_load")
+
+    def __init__(self, decode: Callable[[], EngineLoad]) -> None:
+        """`decode` returns the load. It raises Unavailable if nobody can read what the engine has sent."""
+        self._decode = decode
+        self._load: EngineLoad | None = None
+
+    def read(self) -> EngineLoad:
+        """Returns the load. Raises Unavailable if nobody can read what the engine has sent."""
+        if self._load is None:
+            self._load = self._decode()
+        return self._load

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.load import NO_LOAD, EngineLoad
+from graftwork.engine.core.load import NO_LOAD, EngineLoad, LoadReport
 from graftwork.engine.core.reports import ReportingClient, RequestReports
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Conflict, Unavailable
@@ -27,7 +27,7 @@ class MemberClient(EngineClient, Protocol):
         """Returns the latest load of the engine. Raises Unavailable if it does not answer in `within_s` seconds."""
         ...
 
-    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+    def follow_load(self, note: Callable[[LoadReport], None]) -> None:
         """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""
         ...
 
@@ -97,6 +97,8 @@ class Member:
         """Whether its requests were handed over because it does not answer. It ends with the next answer."""
         self.heard_at = float("-inf")
         """When the engine last sent its load with its tokens, on the monotonic clock."""
+        self.report: LoadReport | None = None
+        """The load that the engine has sent with its tokens, if it is newer than `load` and nobody has read it yet."""
         self.has_spoken = False
         """Whether an event of a request has come since the last tick, or since ticks have begun."""
         self.knows_deletions = False
@@ -144,13 +146,13 @@ class Member:
     def note_load(self, load: EngineLoad) -> None:
         """Records a report of the engine. Raises Conflict if it comes from another epoch."""
         self.check_epoch(load.epoch)
-        self.is_silent = False
+        self.is_silent, self.report = False, None
         self.load, self.sent_tokens, self.sent_requests = load, 0, 0
 
     def note_lost(self, reason: str) -> None:
         """Notes that the engine does not answer. It gets requests again after it has described itself."""
         self.description, self.problem, self.is_silent = None, reason, False
-        self.knows_deletions = False
+        self.knows_deletions, self.report = False, None
         self.load, self.sent_tokens, self.sent_requests = NO_LOAD, 0, 0
 
     async def verify(self, others: Iterable["Member"]) -> EngineDescription:

@@ -5,7 +5,8 @@
                                        └─(each tick while a question is open)──► silent ones hand their requests over
 
 Owns the members and the looks at them. Never sends a request. One timer serves all engines, and ticks (silence.py) pass
-only while an engine owes an answer, because each wake-up of a gateway costs it as much as several tokens.
+only while an engine owes an answer, because each wake-up of a gateway costs it as much as several tokens. For the same
+reason, a load that came with tokens is read when a request is placed, or else at the timer, with those of the others.
 Invariant: nothing here waits for the source when a request is placed: the members are those that were read last.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
 from graftwork.engine.core.reports import NO_REPORTS, RequestReports
 from graftwork.engine.fleet.members import (
@@ -122,7 +123,8 @@ class Membership:
 
     @property
     def ready(self) -> list[Member]:
-        """The members that may get new requests."""
+        """The members that may get new requests, by all that they have reported."""
+        self.read_reports()
         return [member for member in self.members.values() if member.is_ready]
 
     async def wait_for_ready(self, served: ServedVersion | None = None) -> None:
@@ -153,6 +155,7 @@ class Membership:
         """Begins the looks at the engines, and reads their list each fourth time. Waits for neither."""
         for number in count(1):
             await asyncio.sleep(self._look_every_s)
+            self.read_reports()
             if not number % _LOOKS_PER_REFRESH and (self._refreshing is None or self._refreshing.done()):
                 self._refreshing = asyncio.create_task(self._refresh(), name="fleet-list")
             for replica_id, member in self.members.items():
@@ -200,19 +203,31 @@ class Membership:
         member.note_lost("The engine has left the fleet.")
         await member.close()
 
-    def _note_pushed(self, member: Member, load: EngineLoad) -> None:
-        """Takes the load that an engine has sent with its tokens."""
+    def _note_pushed(self, member: Member, report: LoadReport) -> None:
+        """Keeps the load that an engine has sent with its tokens, for `read_reports`."""
         if self.members.get(member.replica_id) is not member or member.description is None or member.is_silent:
             return  # it is gone, or must answer a question first
-        member.heard_at = self._clock.monotonic()
+        member.heard_at, member.report = self._clock.monotonic(), report
+
+    def read_reports(self) -> None:
+        """Reads the loads that engines have sent with their tokens since the last call."""
+        for member in self.members.values():
+            report, member.report = member.report, None
+            if report is not None:
+                self._read_report(member, report)
+
+    def _read_report(self, member: Member, report: LoadReport) -> None:
         try:
+            load = report.read()
             member.note_load(load)
         except Conflict as error:
             self._refuse(member, error)
-            return
-        self.silences.ask(member.replica_id)
-        self.silences.note_answer(member.replica_id)
-        self._take(member, load)
+        except Unavailable as error:
+            member.problem = error.message
+        else:
+            self.silences.ask(member.replica_id)
+            self.silences.note_answer(member.replica_id)
+            self._take(member, load, member.heard_at)
 
     async def _look(self, member: Member) -> None:
         """Asks a member's engine how it is."""
@@ -229,10 +244,10 @@ class Membership:
         except Unavailable as error:
             member.problem = error.message  # its requests end when the connection does, or they get through
         else:
-            self._take(member, load)
+            self._take(member, load, self._clock.monotonic())
 
-    def _take(self, member: Member, load: EngineLoad) -> None:
-        self.speeds.note(member.replica_id, load, self._clock.monotonic())
+    def _take(self, member: Member, load: EngineLoad, said_at: float) -> None:
+        self.speeds.note(member.replica_id, load, said_at)
         self._judge(member)
 
     def _refuse(self, member: Member, error: Conflict) -> None:
@@ -253,6 +268,7 @@ class Membership:
 
     def check_silences(self) -> None:
         """Lets the requests of engines that have fallen silent go on elsewhere. Is called at each tick."""
+        self.read_reports()
         self.silences.tick(self._clock.monotonic())
         for member in [*self.members.values()]:
             if member.has_spoken:

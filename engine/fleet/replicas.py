@@ -113,6 +113,7 @@ class Replicas:
 
     def figures(self) -> Sequence[ReplicaFigures]:
         """Returns what is known of all engines, without asking them. Counters go on over the starts of an engine."""
+        self._membership.read_reports()
         members, counters = self._membership.members, self._membership.counters
         return [_figures(self._membership, members.get(one), one) for one in sorted({*members, *counters})]
 

@@ -17,7 +17,7 @@ import grpc.aio
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.deadlines import Newcomer
 from graftwork.engine.core.events import EngineEvent, RequestFinished
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS, FreezeLimits
 from graftwork.engine.core.reports import NO_REPORTS, RequestReports, note_event
 from graftwork.engine.core.requests import EngineRequest
@@ -82,7 +82,7 @@ class GrpcEngineClient:
         self._is_closed = False
         self._forecasts, self._rooms = FirstTokenForecasts(clock or SystemClock()), QueueRooms(clock or SystemClock())
         self._reports: RequestReports = NO_REPORTS
-        self._followers: list[Callable[[EngineLoad], None]] = [self._forecasts.note, self._rooms.note]
+        self._followers: list[Callable[[LoadReport], None]] = [self._forecasts.note, self._rooms.note]
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
@@ -110,7 +110,8 @@ class GrpcEngineClient:
 
     async def read_load(self, within_s: float) -> EngineLoad:
         """Returns the latest load of the engine. Raises Unavailable if it does not answer in `within_s` seconds."""
-        return codec.load_from_wire(await self._ask(self._stub.ReadProgress, wire.ProgressRequest(), within_s))
+        progress = await self._ask(self._stub.ReadProgress, wire.ProgressRequest(), within_s)
+        return codec.load_from_json(progress.load_json)
 
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
@@ -178,7 +179,7 @@ class GrpcEngineClient:
         """Notes the events of all requests that are sent from now on."""
         self._reports = reports
 
-    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+    def follow_load(self, note: Callable[[LoadReport], None]) -> None:
         """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""
         self._followers.append(note)
 
@@ -204,9 +205,9 @@ class GrpcEngineClient:
         self._stalled_s = 0.0
         self._watch.note_advance()
 
-    def _note_load(self, load: EngineLoad) -> None:
+    def _note_load(self, report: LoadReport) -> None:
         for note in self._followers:
-            note(load)
+            note(report)
 
     def _has_requests(self) -> bool:
         return self._conversation is not None and self._conversation.has_requests

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
@@ -49,7 +50,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.span_codec import traced_from_wire, traced_to_wire
-from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
+from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable, error_classes
 from graftwork.platform.ids import FIRST_GENERATION, IsolationDomain, RequestId
 from graftwork.platform.metrics import HasFields
 
@@ -294,9 +295,18 @@ def progress_to_wire(stalled_s: float, load: EngineLoad) -> wire.Progress:
     return wire.Progress(stalled_s=stalled_s, load_json=to_json(load))
 
 
-def load_from_wire(message: wire.Progress | wire.StepOutput) -> EngineLoad:
-    """Reads the load of an engine. Drops figures that this version of the gateway does not know."""
-    return _known_from_json(EngineLoad, message.load_json) if message.load_json else NO_LOAD
+def load_from_json(text: str) -> EngineLoad:
+    """Reads the load of an engine. Drops figures that this version of the gateway does not know. Empty text is NO_LOAD.
+
+    Raises Unavailable if the text is not a load.
+    """
+    try:
+        return _known_from_json(EngineLoad, text) if text else NO_LOAD
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Unavailable(
+            f"The engine reports a load that this version cannot read: {error}. Run gateway and engine of one version.",
+            code=ENGINE_UNAVAILABLE,
+        ) from error
 
 
 def _known_from_json(kind: type[T], text: str) -> T:

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,7 @@ import grpc.aio
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import EngineEvent, StepsTraced, TokensGenerated
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import LoadReport
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.rpc import codec
 from graftwork.engine.rpc import engine_pb2 as wire
@@ -45,7 +46,7 @@ class Listeners:
 
     on_step: Callable[[], None]
     """Is called when the outputs of a step arrive."""
-    on_load: Callable[[EngineLoad], None] | None = None
+    on_load: Callable[[LoadReport], None] | None = None
     """Is called with the engine's load, if a message has it."""
 
 
@@ -193,7 +194,7 @@ class Conversation:
         """Takes a message of the engine."""
         self._listeners.on_step()
         if step.load_json and self._listeners.on_load is not None:
-            self._listeners.on_load(codec.load_from_wire(step))
+            self._listeners.on_load(LoadReport(partial(codec.load_from_json, step.load_json)))
         self._steps.append(iter(step.outputs))
         self._hand_out()
 

@@ -11,6 +11,7 @@ prompt adds that is a large part of the deadline, because only the engine knows 
 
 import math
 from collections import Counter, deque
+from contextlib import suppress
 from typing import NamedTuple
 
 from graftwork.engine.core.deadlines import (
@@ -22,10 +23,10 @@ from graftwork.engine.core.deadlines import (
     line_of,
     unreachable,
 )
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import NO_LOAD, EngineLoad, LoadReport
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 
 _BELIEVED_S = 0.5
 """Forecasts are believed for so many seconds. While it works, an engine sends new ones several times as often."""
@@ -103,22 +104,58 @@ class SentRequests:
             del self._requests[key], self._tokens[key]
 
 
+class LatestLoad:
+    """The latest load that an engine has sent, read when somebody asks for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._report = LoadReport(lambda: NO_LOAD)
+        self._came_at = -math.inf
+
+    def note(self, report: LoadReport) -> None:
+        """Takes a report that has just come."""
+        self._report, self._came_at = report, self._clock.monotonic()
+
+    @property
+    def came_at(self) -> float:
+        """When the latest report came, in seconds of the clock; minus infinity before the first."""
+        return self._came_at
+
+    def read(self) -> tuple[EngineLoad, float]:
+        """Returns the load, and when it was so in seconds of the clock; an empty load if nobody can read the report."""
+        with suppress(Unavailable, ValueError):
+            load = self._report.read()
+            return load, self._came_at - load.age_s
+        return NO_LOAD, self._came_at
+
+
 class FirstTokenForecasts:
     """Decides about the requests that this gateway is about to send to one engine."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._latest = LatestLoad(clock)
+        self._is_read = True
         self._by_line: dict[str, FirstTokenForecast] = {}
         self._made_at = -math.inf
         self._sent = SentRequests()
 
-    def note(self, load: EngineLoad) -> None:
-        """Takes the forecasts of a load that has just come."""
-        self._by_line = {}
-        for line, wait_s, token_s, request_s, *_ in load.forecasts:  # a later version may say more
-            self._by_line[line] = FirstTokenForecast(line, wait_s, token_s, request_s)
-        self._made_at = self._clock.monotonic() - load.age_s
-        self._sent.forget_before(self._made_at)
+    def note(self, report: LoadReport) -> None:
+        """Takes a report that has just come. Reads its forecasts when a request asks for them."""
+        self._latest.note(report)
+        self._is_read = False
+        self._sent.forget_before(self._latest.came_at - _BELIEVED_S)
+
+    def _read(self) -> dict[str, FirstTokenForecast]:
+        """Returns the forecasts of the latest report by line, none if nobody can read it."""
+        if not self._is_read:
+            self._is_read, self._by_line = True, {}
+            load, self._made_at = self._latest.read()
+            with suppress(ValueError):  # too few figures
+                for line, wait_s, token_s, request_s, *_ in load.forecasts:  # a later version may say more
+                    self._by_line[line] = FirstTokenForecast(line, wait_s, token_s, request_s)
+            self._sent.forget_before(self._made_at)
+        return self._by_line
 
     def check(self, request: EngineRequest) -> None:
         """Raises CapacityContended, with the time to retry, if the request's first token would come after its deadline."""
@@ -127,8 +164,8 @@ class FirstTokenForecasts:
 
     def check_line(self, line: str, deadline_s: float, prompt_tokens: int = 0) -> None:
         """Raises CapacityContended if a request of this line would come too late, with a prompt of at least so many tokens."""
-        now = self._clock.monotonic()
-        forecast, age_s = self._by_line.get(line), now - self._made_at
+        now, forecast = self._clock.monotonic(), self._read().get(line)
+        age_s = now - self._made_at
         if forecast is None or age_s > _BELIEVED_S:
             return
         own_s = forecast.token_s * prompt_tokens
@@ -151,8 +188,8 @@ class FirstTokenForecasts:
 
     def coming(self, line: str) -> None:
         """Records that a request of this line will be sent, if all is well when its prompt is read."""
-        now = self._clock.monotonic()
-        if now - self._made_at <= _BELIEVED_S and self._by_line:
+        now, by_line = self._clock.monotonic(), self._read()
+        if now - self._made_at <= _BELIEVED_S and by_line:
             self._sent.expect(now, line)
 
     def come(self, request: EngineRequest) -> None:
@@ -168,7 +205,7 @@ class FirstTokenForecasts:
         until the next load, that is the latest forecast of its line.
         """
         line, now = line_of(request), self._clock.monotonic()
-        sent_at, forecast = self._sent.remove(line, 0), self._by_line.get(line)
+        forecast, sent_at = self._read().get(line), self._sent.remove(line, 0)
         if error.code != DEADLINE_UNREACHABLE or sent_at is None or forecast is None or request.deadline_s is None:
             return
         own_s = forecast.token_s * len(request.prompt_token_ids)

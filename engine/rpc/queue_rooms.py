@@ -7,11 +7,12 @@ gets shorter meanwhile, so no word is believed for long.
 """
 
 import math
+from contextlib import suppress
 
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import LoadReport
 from graftwork.engine.core.queue_room import QueueRoom, too_many_of_yours
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.rpc.forecasts import SentRequests
+from graftwork.engine.rpc.forecasts import LatestLoad, SentRequests
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import IsolationDomain
 
@@ -26,24 +27,36 @@ class QueueRooms:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._latest = LatestLoad(clock)
+        self._is_read = True
         self._by_domain: dict[str, QueueRoom] = {}
         self._made_at = -math.inf
         self._sent = SentRequests()
 
-    def note(self, load: EngineLoad) -> None:
-        """Takes the rooms of a load that has just come."""
-        self._by_domain = {}
-        for room in load.rooms:  # a later version may say more
-            self._by_domain[room[0]] = QueueRoom(*room[: len(QueueRoom._fields)])
-        self._made_at = self._clock.monotonic() - load.age_s
-        self._sent.forget_before(self._made_at)
+    def note(self, report: LoadReport) -> None:
+        """Takes a report that has just come. Reads it when a request asks."""
+        self._latest.note(report)
+        self._is_read = False
+        self._sent.forget_before(self._latest.came_at - _BELIEVED_S)
+
+    def _read(self) -> dict[str, QueueRoom]:
+        """Returns the rooms of the latest report by domain, none if nobody can read it."""
+        if not self._is_read:
+            self._is_read, self._by_domain = True, {}
+            load, self._made_at = self._latest.read()
+            with suppress(ValueError):  # too few figures
+                for domain, requests, tokens, requests_left, tokens_left, retry_after_s, *_ in load.rooms:
+                    room = QueueRoom(domain, requests, tokens, requests_left, tokens_left, retry_after_s)
+                    self._by_domain[domain] = room  # a later version may say more
+            self._sent.forget_before(self._made_at)
+        return self._by_domain
 
     def check(self, domain: IsolationDomain, prompt_tokens: int = 1) -> None:
         """Raises CapacityContended, with the time to retry, if no request of this domain may wait, with a prompt of at least
         so many tokens.
         """
         name, now = domain.hex(), self._clock.monotonic()
-        room = self._by_domain.get(name)
+        room = self._read().get(name)
         if room is None or now - self._made_at > _BELIEVED_S:
             return
         sent = self._sent.of(name, now)
@@ -52,8 +65,8 @@ class QueueRooms:
 
     def coming(self, domain: IsolationDomain) -> None:
         """Records that a request of this domain will be sent, if all is well when its prompt is read."""
-        now = self._clock.monotonic()
-        if now - self._made_at <= _BELIEVED_S and domain.hex() in self._by_domain:
+        now, by_domain = self._clock.monotonic(), self._read()
+        if now - self._made_at <= _BELIEVED_S and domain.hex() in by_domain:
             self._sent.expect(now, domain.hex())
 
     def come(self, request: EngineRequest) -> None:

@@ -10,7 +10,7 @@ import pytest
 from graftwork.api.server.fleets import LeasedMembers, OfferedEngines
 from graftwork.api.server.local_fleet import engine_settings
 from graftwork.engine.core.events import PromptAdmitted
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.fleet.members import MemberAddress, StaticMembers
@@ -42,7 +42,7 @@ class FleetEngine(FakeEngine):
         await self.describe()
         return EngineLoad()
 
-    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+    def follow_load(self, note: Callable[[LoadReport], None]) -> None:
         """Sends none."""
 
     def lose_requests(self) -> None:

@@ -14,7 +14,7 @@ from graftwork.engine.core.events import (
     RequestFinished,
     TokensGenerated,
 )
-from graftwork.engine.core.load import NO_LOAD, EngineLoad
+from graftwork.engine.core.load import NO_LOAD, EngineLoad, LoadReport
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
@@ -57,8 +57,8 @@ class FakeMember:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopped: bool = False
     """Whether it answers no question, as a stopped process."""
-    note_load: Callable[[EngineLoad], None] = lambda load: None
-    """Sends a load as if with tokens."""
+    note_report: Callable[[LoadReport], None] = lambda report: None
+    """Sends the report of a load as if with tokens."""
     num_questions: int = 0
     """Questions for the load that were answered."""
     losing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,8 +79,12 @@ class FakeMember:
         self.num_questions += 1
         return replace(self.load, epoch=self.description.epoch)
 
-    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
-        self.note_load = note
+    def follow_load(self, note: Callable[[LoadReport], None]) -> None:
+        self.note_report = note
+
+    def note_load(self, load: EngineLoad) -> None:
+        """Sends a load as if with tokens."""
+        self.note_report(LoadReport(lambda: load))
 
     def lose_requests(self) -> None:
         self.losing.set()

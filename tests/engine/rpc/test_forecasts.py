@@ -2,15 +2,17 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from graftwork.engine.core.deadlines import FirstTokenForecast, Newcomer, line_of
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.codec import load_from_json
 from graftwork.engine.rpc.forecasts import FirstTokenForecasts
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.clock import ManualClock
@@ -26,10 +28,15 @@ def request(tokens: int = 10, deadline_s: float | None = 4.0) -> EngineRequest:
     return EngineRequest(request_id, prompt, sampling, IsolationDomain(b"tenant"), deadline_s=deadline_s)
 
 
+def reported(*forecasts: FirstTokenForecast, age_s: float = 0.0) -> LoadReport:
+    load = EngineLoad(forecasts=forecasts, age_s=age_s)
+    return LoadReport(lambda: load)
+
+
 def forecasts(clock: ManualClock, wait_s: float, token_s: float = 0.0, request_s: float = 0.0) -> FirstTokenForecasts:
     """Forecasts that have just come, of the line of `request`."""
     found = FirstTokenForecasts(clock)
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(request()), wait_s, token_s, request_s),)))
+    found.note(reported(FirstTokenForecast(line_of(request()), wait_s, token_s, request_s)))
     return found
 
 
@@ -66,7 +73,7 @@ def test_what_has_passed_since_the_forecast_counts_for_the_request() -> None:
     clock = ManualClock()
     found, late = forecasts(clock, 3.8), forecasts(clock, 60.0)
     came_late = FirstTokenForecasts(clock)
-    came_late.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(request()), 3.8, 0.0, 0.0),), age_s=0.21))
+    came_late.note(reported(FirstTokenForecast(line_of(request()), 3.8, 0.0, 0.0), age_s=0.21))
     came_late.check(request())
     with pytest.raises(CapacityContended):
         found.check(request())
@@ -101,7 +108,7 @@ def test_a_request_lengthens_the_wait_until_a_forecast_knows_it() -> None:
 
     for age_s, knows_it in ((0.2, False), (0.1, True)):
         forecast = FirstTokenForecast(line_of(first), 3.5, 0.0, 0.5)
-        found.note(EngineLoad(forecasts=(forecast,), age_s=age_s))
+        found.note(reported(forecast, age_s=age_s))
         if knows_it:
             found.check(request())
         else:
@@ -127,7 +134,7 @@ def test_the_engine_s_refusal_is_the_latest_forecast() -> None:
     found.check(replace(request(), domain=IsolationDomain(b"another")))
     assert refusal.value.retry_after_s == pytest.approx(0.3 + 0.95 * 4.0 - 0.12 - 0.9 * 4.0)
 
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(late), 1.0, 0.0, 0.5),)))
+    found.note(reported(FirstTokenForecast(line_of(late), 1.0, 0.0, 0.5)))
     found.check(late)
 
 
@@ -160,7 +167,7 @@ def test_lines_that_wait_no_longer_come_first() -> None:
     def refuses(sent: EngineRequest, asked: EngineRequest) -> bool:
         found = FirstTokenForecasts(clock)
         forecast = tuple(FirstTokenForecast(line_of(one), wait_s, 0.0, 0.5) for one, wait_s in lines)
-        found.note(EngineLoad(forecasts=forecast))
+        found.note(reported(*forecast))
         found.sent(sent)
         try:
             found.check(asked)
@@ -175,7 +182,7 @@ def test_lines_that_wait_no_longer_come_first() -> None:
 def test_all_turns_of_sessions_are_in_one_line() -> None:
     """What is forecast for turns of sessions holds for every session of the tenant and its tier, and for nothing else."""
     found, turn = FirstTokenForecasts(ManualClock()), replace(request(), session=SessionUse(SessionKey("one")))
-    found.note(EngineLoad(forecasts=(FirstTokenForecast(line_of(turn), 60.0, 0.0, 0.0),)))
+    found.note(reported(FirstTokenForecast(line_of(turn), 60.0, 0.0, 0.0)))
 
     found.check(request())
     for session in ("one", "two"):
@@ -215,6 +222,16 @@ def test_a_prompt_that_may_be_cached_is_left_to_the_engine() -> None:
         full.check(request(501))
 
 
+def test_a_report_that_cannot_be_read_refuses_nothing() -> None:
+    """Requests are left to an engine whose report is no load, or has forecasts of too few figures."""
+    for text in ('{"forecasts": 3', '{"forecasts": [["a line"]]}'):
+        found = forecasts(ManualClock(), 60.0)
+        found.note(LoadReport(partial(load_from_json, text)))
+
+        found.check(request())
+        found.sent(request())
+
+
 @pytest.mark.parametrize("listen", ["unix:{}/engine.sock", "127.0.0.1:0"], ids=["output socket", "grpc"])
 async def test_a_gateway_refuses_without_a_round_trip_while_a_line_waits(
     models: RandomModels, tmp_path: Path, listen: str
@@ -227,7 +244,12 @@ async def test_a_gateway_refuses_without_a_round_trip_while_a_line_waits(
     await server.start()
     client = GrpcEngineClient(address.replace(":0", f":{server.port}"))
     has_forecast = asyncio.Event()
-    client.follow_load(lambda load: has_forecast.set() if any(wait_s > 1 for _, wait_s, *_ in load.forecasts) else None)
+
+    def note(report: LoadReport) -> None:
+        if any(wait_s > 1 for _, wait_s, *_ in report.read().forecasts):
+            has_forecast.set()
+
+    client.follow_load(note)
 
     async def run() -> None:
         _ = [event async for event in client.generate(request(deadline_s=600.0))]

@@ -199,7 +199,7 @@ async def test_the_engines_load_comes_with_some_tokens() -> None:
     found: list[wire.StepOutput] = []
     OutputReader(found.append).data_received(gateways.recv(100_000))
 
-    assert codec.load_from_wire(found[0]) == EngineLoad(epoch=3, queued_tokens=7)
+    assert codec.load_from_json(found[0].load_json) == EngineLoad(epoch=3, queued_tokens=7)
     assert not found[1].load_json
     assert [step.outputs[0].request_id for step in found] == ["req_x"] * 3
     outputs.close()

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from graftwork.engine.core.deadlines import Newcomer
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.queue_room import QueueRoom
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.engine.rpc.codec import load_from_wire, progress_to_wire
+from graftwork.engine.rpc.codec import load_from_json, to_json
 from graftwork.engine.rpc.queue_rooms import QueueRooms
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.clock import ManualClock
@@ -35,9 +35,10 @@ def rooms(clock: ManualClock, requests_left: int, tokens_left: int = 1000, age_s
     return found
 
 
-def load(requests_left: int, tokens_left: int = 1000, age_s: float = 0.0) -> EngineLoad:
+def load(requests_left: int, tokens_left: int = 1000, age_s: float = 0.0) -> LoadReport:
     room = QueueRoom(TENANT.hex(), 7, 300, requests_left, tokens_left, 1.25)
-    return load_from_wire(progress_to_wire(0.0, EngineLoad(rooms=(room,), age_s=age_s)))
+    text = to_json(EngineLoad(rooms=(room,), age_s=age_s))
+    return LoadReport(lambda: load_from_json(text))
 
 
 def test_a_domain_without_room_is_refused_as_the_engine_would() -> None:
@@ -95,7 +96,7 @@ def test_an_old_word_refuses_nobody() -> None:
     """A word is believed for 0.3 s from when it was so. The next load replaces it, also one without rooms."""
     clock = ManualClock()
     found, old, replaced = rooms(clock, 0), rooms(clock, 0, age_s=0.25), rooms(clock, 0)
-    replaced.note(EngineLoad())
+    replaced.note(LoadReport(EngineLoad))
 
     clock.advance(0.1)
 
@@ -121,7 +122,8 @@ async def test_a_gateway_refuses_at_once_while_the_queue_of_a_tenant_is_full(
     client = GrpcEngineClient(address)
     is_full, ages_s = asyncio.Event(), list[float]()
 
-    def note(load: EngineLoad) -> None:
+    def note(report: LoadReport) -> None:
+        load = report.read()
         ages_s.append(load.age_s)
         if any(room[3] <= 0 for room in load.rooms):
             is_full.set()
@@ -145,9 +147,11 @@ async def test_a_gateway_refuses_at_once_while_the_queue_of_a_tenant_is_full(
         anext(client.generate(request(1))).send(None)  # runs until it would wait
     client.refuse_early(Newcomer(ServiceTier.DEFAULT, OTHER))
     for other in (request(domain=OTHER), request(emitted=(7,))):
-        events = client.generate(other)
-        anext(events).send(None)
-        await events.aclose()
+        asked = asyncio.ensure_future(anext(client.generate(other)))
+        await asyncio.wait([asked], timeout=0)  # it was checked, and waits for the engine
+        assert not asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
 
     for task in waiting:
         task.cancel()

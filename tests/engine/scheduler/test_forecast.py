@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from graftwork.engine.core.deadlines import AIM, Newcomer, line_of
-from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.rpc.codec import load_from_wire, progress_to_wire
+from graftwork.engine.rpc.codec import load_from_json, to_json
 from graftwork.engine.rpc.forecasts import FirstTokenForecasts
 from graftwork.engine.scheduler.forecast import MAX_LINES, forecast_first_tokens
 from graftwork.platform.errors import CapacityContended, Unavailable
@@ -30,7 +30,8 @@ class ForecastingGateway:
         if self._driver.clock.monotonic() - self._noted_at >= 0.1:
             self._noted_at, scheduler = self._driver.clock.monotonic(), self._driver.scheduler
             forecasts = forecast_first_tokens(scheduler.deadlines.snapshot(), scheduler.requests.waiting)
-            self._forecasts.note(load_from_wire(progress_to_wire(0.0, EngineLoad(forecasts=forecasts))))
+            text = to_json(EngineLoad(forecasts=forecasts))
+            self._forecasts.note(LoadReport(lambda: load_from_json(text)))
 
     def check(self, name: str, prompt: list[int], domain: IsolationDomain, deadline_s: float | None) -> None:
         """Decides about a request before the engine sees it. Raises CapacityContended."""
