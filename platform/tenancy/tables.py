@@ -9,6 +9,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Larg
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
+from graftwork.platform.tenancy.content_columns import CONTENT
 
 
 class TenantRow(Base):
@@ -145,5 +146,5 @@ class IdempotencyRow(Base):
     gateway: Mapped[str | None] = mapped_column(String(64))
     """The gateway that executes the request. Without a body, the row is valid for as long as this gateway is alive."""
     status: Mapped[int | None] = mapped_column(Integer)
-    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary, info=CONTENT)
     created_at: Mapped[float] = mapped_column(Float, index=True)
