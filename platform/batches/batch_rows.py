@@ -13,6 +13,7 @@ from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.batches.batch import Batch, BatchForm, BatchStatus, BatchUsage, LineOutcome
 from graftwork.platform.batches.tables import BatchAnswerRow, BatchRow
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.gateways import repository as gateways
 from graftwork.platform.gateways.lease import GatewayLease
@@ -20,7 +21,6 @@ from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.repository import insert_once
-from graftwork.platform.tenancy.row_content import RowOpener, row_opener, row_sealer
 
 _USAGE = tuple(field.name for field in fields(BatchUsage))
 _CHANGED = {"synchronize_session": False}

@@ -5,8 +5,8 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Boolean, Float, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from graftwork.platform.contents.columns import CONTENT
 from graftwork.platform.database import Base
-from graftwork.platform.tenancy.content_columns import CONTENT
 
 
 class FileRow(Base):

@@ -9,12 +9,12 @@ themselves what is left. Leaves the rows of deleted tenants alone, which are era
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from graftwork.platform.contents.columns import content_columns, is_sealed, key_columns
+from graftwork.platform.contents.rows import row_sealer
 from graftwork.platform.database import Base, Database, WriteSession
 from graftwork.platform.encryption import repository
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.content_columns import content_columns, key_columns
-from graftwork.platform.tenancy.row_content import row_sealer
 
 _ROWS_PER_TRANSACTION = 50
 
@@ -31,8 +31,8 @@ class EncryptedTable:
 
 def tables_with_content() -> list[type[Base]]:
     """Returns all tables that have columns of content. The caller has imported the modules that define tables."""
-    found = [mapper.class_ for mapper in Base.registry.mappers if content_columns(mapper.class_)]
-    return sorted(found, key=lambda table: str(table.__tablename__))
+    tables: list[type[Base]] = [mapper.class_ for mapper in Base.registry.mappers]
+    return sorted(filter(content_columns, tables), key=lambda table: str(table.__tablename__))
 
 
 async def encrypt_older_rows(
@@ -73,6 +73,7 @@ async def _encrypt_row(session: WriteSession, table: type[Base], row: dict[str, 
     except NotPermitted:
         return False
     key = tuple(row[name] for name in key_columns(table))
-    plain = {column.attribute: row[column.attribute] for column in content_columns(table)}
+    content = {column.attribute: row[column.attribute] for column in content_columns(table)}
+    plain = {name: value for name, value in content.items() if not is_sealed(value)}
     await repository.replace_content(session, table, key, sealer.sealed(table, plain, *key))
     return True

@@ -12,14 +12,14 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import InstrumentedAttribute
 
+from graftwork.platform.contents.columns import SEALED_MARK, SEALED_PREFIX, content_columns
+from graftwork.platform.contents.rows import encrypts_rows
 from graftwork.platform.database import Base, ReadSession, WriteSession
 from graftwork.platform.encryption.master_keys import WrappedKey
 from graftwork.platform.encryption.tables import DataKeyRow
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.content_columns import SEALED_MARK, SEALED_PREFIX, content_columns
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.repository import insert_once
-from graftwork.platform.tenancy.row_content import encrypts_rows
 from graftwork.platform.tenancy.tables import TenantRow
 from graftwork.platform.tenancy.tenants import TenantStatus
 

@@ -24,10 +24,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from graftwork.platform.database import Base
-from graftwork.platform.errors import InternalFailure
-from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.content_columns import (
+from graftwork.platform.contents.columns import (
     SEALED_MARK,
     SEALED_PREFIX,
     ContentColumn,
@@ -35,6 +32,9 @@ from graftwork.platform.tenancy.content_columns import (
     is_sealed,
     key_columns,
 )
+from graftwork.platform.database import Base
+from graftwork.platform.errors import InternalFailure
+from graftwork.platform.ids import TenantId
 
 NONCE_BYTES = 24
 _BLOCK_BYTES, _TAG_BYTES = 16, 16

@@ -8,12 +8,12 @@ process has destroyed is forgotten after `REMEMBERED_S`; one that this process d
 from collections import OrderedDict
 
 from graftwork.platform.clock import Clock
+from graftwork.platform.contents.rows import PLAIN_ROWS, RowOpener, RowSealer, attach_row_content
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.encryption.row_cipher import EncryptedRows
 from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
-from graftwork.platform.tenancy.row_content import PLAIN_ROWS, RowOpener, RowSealer, attach_row_content
 
 REMEMBERED_S = 60.0
 """Seconds for which a data key is used without reading its row in the database again."""

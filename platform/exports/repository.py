@@ -10,6 +10,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Select, delete, func, not_, or_, select, tuple_, update
 from sqlalchemy.engine import CursorResult
 
+from graftwork.platform.contents.rows import opened_row, row_opener
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.exports.export import Export, ExportFailure, ExportStatus
 from graftwork.platform.exports.sections import Section
@@ -19,7 +20,6 @@ from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.platform.tenancy.row_content import opened_row, row_opener
 
 _ENDED = (ExportStatus.COMPLETED, ExportStatus.FAILED)
 _CHANGED = {"synchronize_session": False}

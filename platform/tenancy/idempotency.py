@@ -25,12 +25,12 @@ from itertools import islice
 from typing import Any
 
 from graftwork.platform.clock import Clock
+from graftwork.platform.contents.rows import row_opener, row_sealer
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import Conflict, InvalidRequest, NotPermitted, Unavailable
 from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import SessionId, TenantId, TurnId, new_id
 from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.row_content import row_opener, row_sealer
 from graftwork.platform.tenancy.tables import IdempotencyRow
 
 ANSWER_LIFE_S = 24 * 3600.0

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from graftwork.platform.contents.columns import CONTENT
 from graftwork.platform.database import Base
-from graftwork.platform.tenancy.content_columns import CONTENT
 
 
 class TenantRow(Base):

@@ -5,10 +5,10 @@ Owns the rows and their transactions. Never stores the answer, which is stored w
 
 from sqlalchemy import delete, insert, select
 
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import Database
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
-from graftwork.platform.tenancy.row_content import RowOpener, row_opener, row_sealer
 from graftwork.sessions.responses.record import ResponseRecord, turn_of
 from graftwork.sessions.store.tables import ResponseRow
 

@@ -11,11 +11,11 @@ from typing import Any
 from sqlalchemy import delete, false, func, insert, not_, or_, select, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.platform.tenancy.row_content import RowOpener, row_opener, row_sealer
 from graftwork.platform.tenancy.tables import TenantRow
 from graftwork.platform.tenancy.tenants import TenantStatus
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus

@@ -2,7 +2,7 @@
 
 Owns the columns. Never contains rules about sessions: they are in `sessions/core/session.py`.
 Invariant: rows of checkpoints, items and hidden items are added and deleted, but never changed. Checkpoints form a tree.
-Columns of content are marked with CONTENT, and are written and read by way of `platform/tenancy/row_content.py`.
+Columns of content are marked with CONTENT, and are written and read by way of `platform/contents/rows.py`.
 Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
 Ids of tables in other packages, such as tenant ids, are plain strings here, without a foreign key.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from graftwork.platform.contents.columns import CONTENT
 from graftwork.platform.database import Base
-from graftwork.platform.tenancy.content_columns import CONTENT
 
 _Id = String(64)
 _Name = String(32)

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from sqlalchemy import select
 
+from graftwork.platform.contents.rows import row_opener
 from graftwork.platform.database import Database, ReadSession
 from graftwork.platform.ids import SessionId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.platform.tenancy.row_content import row_opener
 from graftwork.sessions.core.items import Item, item_from_body
 from graftwork.sessions.core.session import Turn
 from graftwork.sessions.store.tables import ItemRow, TurnRow

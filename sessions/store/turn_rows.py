@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Select, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.encryption.repository import plain_characters
 from graftwork.platform.ids import CheckpointId, ItemId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.platform.tenancy.row_content import RowOpener, row_opener, row_sealer
 from graftwork.sessions.core.events import EventType, SessionEvent
 from graftwork.sessions.core.items import OUTPUTS, Item, item_from_body
 from graftwork.sessions.core.session import Turn, TurnStatus

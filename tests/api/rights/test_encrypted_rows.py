@@ -11,18 +11,18 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.platform.contents.columns import content_columns
+from graftwork.platform.contents.rows import row_opener
 from graftwork.platform.database import Database
 from graftwork.platform.encryption.master_keys import MasterKeyFile
 from graftwork.platform.encryption.older_rows import encrypt_older_rows, tables_with_content
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.settings.settings import Settings
-from graftwork.platform.tenancy.content_columns import content_columns
 from graftwork.platform.tenancy.erasure import SETTLE_S
 from graftwork.platform.tenancy.principals import AdminPrincipal, scope_of_tenant
-from graftwork.platform.tenancy.row_content import row_opener
 from graftwork.sessions.store.tables import ItemRow
-from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_settings, open_gateway
+from tests.api.in_process_gateway import Gateway, TestTenant, gateway_settings, open_gateway
 from tests.api.rights.test_content_stays import (
     ANSWER,
     CONTENT,
@@ -100,7 +100,6 @@ class Conversation:
         self.call = turn["tool_calls"][0]["call_id"]
         self.gateway.engine.text = f"It is {ANSWER}."
         self.response = (await self.post("/v1/responses", {"model": "tiny", "input": TEXT}))["id"]
-        self.chat = await self.post("/v1/chat/completions", chat(TEXT), "chat")
 
     async def answer_tool(self) -> None:
         outputs = {"outputs": [{"call_id": self.call, "output": OUTPUT}]}
@@ -122,7 +121,7 @@ class Conversation:
         found = {path: (await self.client.get(path)).json() for path in paths}
         events = await self.client.get(f"{session}/events", params={"after": 0})
         assert events.status_code == 200, events.text
-        return found | {"events": events.text, "chat": await self.post("/v1/chat/completions", chat(TEXT), "chat")}
+        return found | {"events": events.text, "created": await self.post("/v1/sessions", self.new, "session")}
 
 
 async def test_nothing_that_a_tenant_says_is_in_the_database(gateway: Gateway) -> None:
@@ -176,7 +175,7 @@ async def test_a_conversation_goes_on_after_a_restart_and_comes_out_whole(
         seen = await before.seen()
     async with open_gateway(encrypting, inspector) as gateway:
         after = Conversation(gateway, TestTenant(tenant.id, tenant.key, gateway.client(tenant.key)))
-        after.__dict__.update(session=before.session, call=before.call, response=before.response)
+        after.__dict__ |= {name: vars(before)[name] for name in ("new", "session", "call", "response")}
         gateway.engine.text = f"It is {ANSWER}."
 
         assert await after.seen() == seen
@@ -209,7 +208,7 @@ async def test_older_rows_are_read_and_then_encrypted(
         assert await marks_in(gateway) > {"items.body", "checkpoints.token_ids", "idempotency_keys.body"}
     async with open_gateway(encrypting, inspector) as gateway:
         after = Conversation(gateway, TestTenant(tenant.id, tenant.key, gateway.client(tenant.key)))
-        after.__dict__.update(session=before.session, call=before.call, response=before.response)
+        after.__dict__ |= {name: vars(before)[name] for name in ("new", "session", "call", "response")}
         gateway.engine.text = f"It is {ANSWER}."
         await after.answer_tool()
         await after.go_on()

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.platform.contents.columns import is_sealed
+from graftwork.platform.contents.rows import PLAIN_ROWS
 from graftwork.platform.encryption.row_cipher import EncryptedRows, ExtendedNonceCipher
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.content_columns import is_sealed
-from graftwork.platform.tenancy.row_content import PLAIN_ROWS
 from graftwork.platform.tenancy.tables import IdempotencyRow
 from graftwork.sessions.store.tables import CheckpointRow, EventRow, ItemRow, ToolCallRow
 

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import text
 
 from graftwork.platform.clock import ManualClock
+from graftwork.platform.contents.columns import is_sealed
+from graftwork.platform.contents.rows import row_opener, row_sealer
 from graftwork.platform.database import Database
 from graftwork.platform.encryption.master_keys import MasterKeyFile
 from graftwork.platform.encryption.row_keys import REMEMBERED_S
 from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.errors import InternalFailure, NotPermitted, Unavailable
-from graftwork.platform.tenancy.content_columns import is_sealed
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.platform.tenancy.row_content import row_opener, row_sealer
 from graftwork.sessions.store.tables import ItemRow
 from tests.encrypted_rows import with_encrypted_rows
 from tests.platform.encryption.test_tenant_keys import new_tenant
@@ -111,7 +111,7 @@ async def test_a_destroyed_key_opens_nothing(
     stored = await sealed(database, scope)
     other = Database(database_url)
     with_encrypted_rows(other, tmp_path, manual_clock)
-    assert await opened(other, scope, stored) == BODY
+    assert [await opened(each, scope, stored) for each in (database, other)] == [BODY, BODY]
     async with database.write() as session:
         await session.execute(text("UPDATE tenants SET status = 'deleted'"))
 

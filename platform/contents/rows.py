@@ -4,17 +4,17 @@
     SELECT ──► RowOpener.opened ◄── row_opener(session, tenant) ◄─ a repository
 
 Owns the way from repositories to what encrypts: a RowContent, which is attached to a database. Without one, content is
-stored as it is. Never encrypts anything itself. `content_columns.py` says which columns hold content.
+stored as it is. Never encrypts anything itself. `columns.py` says which columns hold content.
 Invariant: a value is read only at the place for which it was written: table, column, primary key and tenant.
 """
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from graftwork.platform.contents.columns import content_columns, is_sealed, key_columns
 from graftwork.platform.database import Base, Database, ReadSession, WriteSession
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.content_columns import content_columns, is_sealed, key_columns
 
 _ATTACHED = "row_content"
 
