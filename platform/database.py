@@ -86,8 +86,9 @@ class Database:
         self._few = None if self._is_sqlite else self._make_engine(False, isolation_level="AUTOCOMMIT", max_overflow=0)
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
         writing = self._engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
-        self._read_sessions = async_sessionmaker(reading, expire_on_commit=False)
-        self._write_sessions = async_sessionmaker(writing, expire_on_commit=False)
+        self.session_info: dict[str, Any] = {}  # what repositories find in `session.info`
+        self._read_sessions = async_sessionmaker(reading, expire_on_commit=False, info=self.session_info)
+        self._write_sessions = async_sessionmaker(writing, expire_on_commit=False, info=self.session_info)
         # SQLite has one writer. This lock serves writers in order and at once; SQLite's own busy loop does neither.
         self._writer = asyncio.Lock()
         self._writing_task: asyncio.Task[Any] | None = None

@@ -43,6 +43,10 @@ class SessionEraser:
         async for session_id, _ in self._sessions(scope):
             while not await self._delete_some(scope, session_id):
                 pass
+        return await self.is_done(scope)
+
+    async def is_done(self, scope: TenantScope) -> bool:
+        """Returns whether the tenant has no session left."""
         async with self._database.read() as database:
             return not await deletion_rows.find_of_tenant(database, scope, None, limit=1)
 
@@ -60,7 +64,7 @@ class SessionEraser:
     async def _expire(self, scope: TenantScope, session_id: SessionId) -> bool:
         """Marks a session as expired. Returns False and changes nothing if it runs a turn."""
         async with self._database.write() as database:
-            session = await session_rows.find_session(database, scope, session_id, lock=True)
+            session = await session_rows.find_state(database, scope, session_id, lock=True)
             if session is not None and session.status is SessionStatus.RUNNING:
                 return False
             await deletion_rows.mark_expired(database, scope, session_id)

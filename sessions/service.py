@@ -6,13 +6,14 @@ Invariant: if a method raises a `GraftworkError`, the session is unchanged, unle
 """
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import NotFound, ValidationFailed
+from graftwork.platform.errors import InternalFailure, NotFound, ValidationFailed
 from graftwork.platform.ids import TurnId
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import Principal
@@ -128,7 +129,8 @@ class SessionService:
         """Marks turns as failed that a crashed process has left running. Returns their number. Call it at any time."""
         interrupted = await self._turns.find_interrupted(lambda: self._running.turn_ids)
         for scope, session_id, turn_id in interrupted:
-            await self._turns.fail_interrupted(scope, session_id, turn_id)
+            with suppress(InternalFailure):  # content that cannot be decrypted, which the log has
+                await self._turns.fail_interrupted(scope, session_id, turn_id)
             await self.store.remove_unused(scope, session_id)
         return len(interrupted)
 

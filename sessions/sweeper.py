@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import SessionId
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.session import AgentSession, SessionKind, SessionStatus
@@ -114,14 +115,14 @@ class SessionSweeper:
         Does not change a session that runs a turn, or that was used since the search, so that it is not due any more.
         """
         async with self._database.write() as database:
-            session = await session_rows.find_session(database, scope, session_id, lock=True)
+            session = await session_rows.find_state(database, scope, session_id, lock=True)
             if session is None or session.status is SessionStatus.RUNNING or not is_due(session):
                 return False
             if session.status is SessionStatus.EXPIRED:
                 return True
-            chain = () if session.head_id is None else await find_chain(database, scope, session.head_id)
+            token_ids = await _readable_tokens(database, scope, session)
             await deletion_rows.mark_expired(database, scope, session_id)
-        await self._kv.close(History(session, join_chain(chain)))
+        await self._kv.close(History(session, token_ids))
         return True
 
     async def _delete_all(self, delete: DeleteSome, scope: TenantScope, session_id: SessionId, limit: int) -> None:
@@ -129,3 +130,14 @@ class SessionSweeper:
         while num_rows:
             async with self._database.write() as database:
                 num_rows = await delete(database, scope, session_id, limit)
+
+
+async def _readable_tokens(database: WriteSession, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
+    """Returns the token ids of a session's history; none if they cannot be decrypted, for that must not keep its rows."""
+    if session.head_id is None:
+        return ()
+    try:
+        return join_chain(await find_chain(database, scope, session.head_id))
+    except InternalFailure as error:
+        _log.error("session_deleted_unread", extra={"session_id": session.session_id, "reason": error.message})
+        return ()

@@ -26,6 +26,7 @@ ROOMS = (
     "platform/tracing",
     "platform/keys",
     "platform/outbound",
+    "platform/contents",
     "platform/tenancy",
     "platform/encryption",
     "platform/people",

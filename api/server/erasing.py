@@ -54,6 +54,10 @@ def tenant_erasure(
         await base.engine.forget_domain(isolation_of(scope, inference.pepper))
         return True
 
+    async def destroy_key(scope: TenantScope) -> bool:
+        """Waits for the sessions: a turn that still ends reads its own rows."""
+        return await sessions.eraser.is_done(scope) and await base.keys.destroy(scope)
+
     async def forget_checks(scope: TenantScope) -> bool:
         inference.planner.forget(scope)
         return True
@@ -68,7 +72,7 @@ def tenant_erasure(
             "batches and files": batches.erase,
             "exports": rights.exports.erase,
             "retention": rights.retention.erase,
-            "data keys": base.keys.destroy,
+            "data keys": destroy_key,
             "kv": forget,
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,

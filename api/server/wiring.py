@@ -44,6 +44,7 @@ from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
+from graftwork.platform.encryption.row_keys import encrypt_rows
 from graftwork.platform.encryption.tenant_keys import open_tenant_keys
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
@@ -109,6 +110,7 @@ async def open_resources(
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
         keys = await open_tenant_keys(settings.master_key_file, database, clock)
+        encrypt_rows(database, keys, clock)
         telemetry = Telemetry(ObjectiveMeter(settings.objectives, clock))
         engine = engine or connect_engine(settings, database)
         stack.push_async_callback(engine.close)

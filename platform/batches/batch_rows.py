@@ -5,7 +5,7 @@ all tenants: `find_free`, `claim`, `find_claimed`, `release` and `find_old`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Select, delete, not_, select, update
@@ -13,6 +13,7 @@ from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.batches.batch import Batch, BatchForm, BatchStatus, BatchUsage, LineOutcome
 from graftwork.platform.batches.tables import BatchAnswerRow, BatchRow
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.gateways import repository as gateways
 from graftwork.platform.gateways.lease import GatewayLease
@@ -28,14 +29,15 @@ _CHANGED = {"synchronize_session": False}
 async def add(session: WriteSession, batch: Batch) -> None:
     values = asdict(batch)
     values |= values.pop("usage") | {"errors": list(batch.errors) or None}
-    session.add(BatchRow(**values))
+    sealer = await row_sealer(session, batch.tenant_id)
+    session.add(BatchRow(**sealer.sealed(BatchRow, values)))
     await session.flush()
 
 
 async def find(session: ReadSession, scope: TenantScope, batch_id: str, *, lock: bool = False) -> Batch | None:
     statement = _of(scope).where(BatchRow.id == batch_id)
     row = await session.scalar(statement.with_for_update() if lock else statement)
-    return _batch(row) if row else None
+    return _whole(row, await row_opener(session, scope)) if row else None
 
 
 async def page(session: ReadSession, scope: TenantScope, form: BatchForm, request: PageRequest) -> Page[Batch]:
@@ -46,7 +48,8 @@ async def page(session: ReadSession, scope: TenantScope, form: BatchForm, reques
         statement = statement.where(BatchRow.id > request.after if is_ascending else BatchRow.id < request.after)
     by = BatchRow.id.asc() if is_ascending else BatchRow.id.desc()
     rows = await session.scalars(statement.order_by(by).limit(request.limit + 1))
-    return cut([_batch(row) for row in rows.all()], request)
+    opener = await row_opener(session, scope)
+    return cut([_whole(row, opener) for row in rows.all()], request)
 
 
 async def change(session: WriteSession, scope: TenantScope, batch_id: str, values: Mapping[str, Any]) -> None:
@@ -112,13 +115,14 @@ async def hold(session: WriteSession, claimed: Batch) -> Batch | None:
 
 async def add_answer(session: WriteSession, batch: Batch, outcome: LineOutcome) -> bool:
     """Stores the answer to a line, and counts it. Returns False and changes nothing if the line has one already."""
-    values = {
+    values: Mapping[str, Any] = {
         "batch_id": batch.id,
         "line": outcome.line,
         "tenant_id": batch.tenant_id,
         "is_error": outcome.is_error,
         "body": outcome.body,
     }
+    values = (await row_sealer(session, batch.tenant_id)).sealed(BatchAnswerRow, values)
     if not await insert_once(session, BatchAnswerRow, values):
         return False
     counted = BatchRow.errored if outcome.is_error else BatchRow.succeeded
@@ -140,7 +144,11 @@ async def answers_after(session: ReadSession, batch: Batch, line: int, limit: in
         *_answers(batch), BatchAnswerRow.line > line
     )
     found = await session.execute(statement.order_by(BatchAnswerRow.line).limit(limit))
-    return [LineOutcome(number, is_error, body) for number, is_error, body in found.all()]
+    opener = await row_opener(session, batch.tenant_id)
+    return [
+        LineOutcome(number, is_error, opener.opened(BatchAnswerRow, "body", body, batch.id, number))
+        for number, is_error, body in found.all()
+    ]
 
 
 async def delete_answers(session: WriteSession, batch: Batch) -> None:
@@ -183,11 +191,18 @@ def _is_free(session: ReadSession, lease: GatewayLease) -> ColumnElement[bool]:
 _PLAIN = tuple(
     field.name
     for field in fields(Batch)
-    if field.name not in ("tenant_id", "key_id", "form", "status", "ending", "errors", "usage")
+    if field.name not in ("tenant_id", "key_id", "form", "status", "ending", "errors", "usage", "client_metadata")
 )
 
 
+def _whole(row: BatchRow, opener: RowOpener) -> Batch:
+    """Reads a batch with the metadata of its tenant."""
+    metadata = opener.opened(BatchRow, "client_metadata", row.client_metadata, row.id)
+    return replace(_batch(row), client_metadata=metadata)
+
+
 def _batch(row: BatchRow) -> Batch:
+    """Reads a batch without its metadata, for the gateways that run and delete the batches of all tenants."""
     plain = {name: getattr(row, name) for name in _PLAIN}
     return Batch(
         **plain,
@@ -195,6 +210,7 @@ def _batch(row: BatchRow) -> Batch:
         key_id=KeyId(row.key_id),
         form=BatchForm(row.form),
         status=BatchStatus(row.status),
+        client_metadata=None,
         ending=None if row.ending is None else BatchStatus(row.ending),
         errors=tuple(row.errors or ()),
         usage=BatchUsage(**{name: getattr(row, name) for name in _USAGE}),

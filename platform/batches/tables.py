@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Boolean, Float, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from graftwork.platform.contents.columns import CONTENT
 from graftwork.platform.database import Base
 
 
@@ -38,7 +39,7 @@ class BatchRow(Base):
     form: Mapped[str] = mapped_column(String(16))
     endpoint: Mapped[str] = mapped_column(String(64))
     input_file_id: Mapped[str] = mapped_column(String(64), index=True)
-    client_metadata: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
+    client_metadata: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True), info=CONTENT)
     status: Mapped[str] = mapped_column(String(16))
     ending: Mapped[str | None] = mapped_column(String(16))
     """The status with which the batch will end. From then on no line of it is answered."""
@@ -78,5 +79,5 @@ class BatchAnswerRow(Base):
     """The number of the line in the input file, from 1."""
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     is_error: Mapped[bool] = mapped_column(Boolean)
-    body: Mapped[bytes] = mapped_column(LargeBinary)
+    body: Mapped[bytes] = mapped_column(LargeBinary, info=CONTENT)
     """The line of the output or error file, without its end."""

@@ -1,6 +1,6 @@
 """Defines what wraps the data keys of tenants: a key management service, or a file of master keys.
 
-    master key (never in the database) ──wraps──► data key of a tenant (wrapped, in the database) ──encrypts──► files
+    master key (never in the database) ──wraps──► data key of a tenant (wrapped, in the database) ──encrypts──► files, rows
 
 Owns the file, its mode and its rotation. Never sees a tenant's data. A rotation adds a master key: what older ones have
 wrapped can still be unwrapped, and is wrapped anew by `TenantKeys.rewrap`.
@@ -177,7 +177,7 @@ def _locked(path: Path) -> Generator[None]:
 
 def _unusable(path: Path, reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"The file of master keys {path} cannot be used, because {reason}. Without the right one, encrypted files cannot be "
+        f"The file of master keys {path} cannot be used, because {reason}. Without the right one, encrypted data cannot be "
         "read; restore it from where you keep it.",
         param="master_key_file",
         code="master_key_unusable",

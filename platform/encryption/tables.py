@@ -7,7 +7,7 @@ from graftwork.platform.database import Base
 
 
 class DataKeyRow(Base):
-    """The data key of one tenant, wrapped by a master key. Without the row, the tenant's encrypted files are noise."""
+    """The data key of one tenant, wrapped by a master key. Without the row, what the tenant has encrypted is noise."""
 
     __tablename__ = "data_keys"
 

@@ -1,6 +1,7 @@
 """Keeps one data key for each tenant, wrapped by a master key, and destroys it when the tenant is erased.
 
-Owns the rows, and the keys that this process has unwrapped. Never encrypts anything with them.
+Owns the table data_keys, and the keys that this process has unwrapped. Never encrypts anything with them: files and the
+content of rows have keys that are derived from them.
 Invariants: a tenant has one data key at most, whichever gateways ask for it at the same time. A key that was destroyed
 is made never again for what it has encrypted: who reads that gets an error.
 """
@@ -9,12 +10,12 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.database import Database
+from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.encryption import repository
 from graftwork.platform.encryption.master_keys import KEY_BYTES, MasterKeyFile, MasterKeys, WrappedKey
 from graftwork.platform.errors import InvalidRequest, NotPermitted, Unavailable
@@ -36,6 +37,16 @@ class TenantKeys:
         self._clock = clock
         self._masters = masters
         self._known: OrderedDict[TenantScope, tuple[WrappedKey, bytes]] = OrderedDict()
+        self._when_destroyed: list[Callable[[TenantScope], None]] = []
+
+    @property
+    def are_on(self) -> bool:
+        """Whether there are master keys, so that what is written is encrypted."""
+        return self._masters is not None
+
+    def when_destroyed(self, forget: Callable[[TenantScope], None]) -> None:
+        """Calls `forget` when this process destroys the data key of a tenant."""
+        self._when_destroyed.append(forget)
 
     async def check(self) -> None:
         """Checks that every data key can be unwrapped, by one of each master key. Call it at start.
@@ -59,14 +70,27 @@ class TenantKeys:
             return None
         if (found := await self._find(scope)) is not None:
             return found
-        key = secrets.token_bytes(KEY_BYTES)
-        with _while_serving():
-            wrapped = await asyncio.to_thread(self._masters.wrap, key, _context(scope))
+        _, wrapped = await self._new_key(scope)
         async with self._database.write() as session:
             if await hold_tenant(session, scope) is None:
-                raise NotPermitted("This tenant is deleted; ask the operator.", code="tenant_deleted")
+                raise _tenant_deleted()
             await repository.add(session, scope, wrapped, self._clock.now())
         made = await self._find(scope)  # another gateway may have been faster
+        assert made is not None
+        return made
+
+    async def make_within(self, session: WriteSession, scope: TenantScope) -> bytes:
+        """Returns the data key of a tenant that has none, which this transaction makes. Call it only with master keys.
+
+        If the transaction is rolled back, there is no key, and nothing may stay encrypted with it.
+        Raises NotPermitted if the tenant was deleted, and Unavailable if the master keys cannot be used now.
+        """
+        key, wrapped = await self._new_key(scope)
+        if await repository.is_deleted_tenant(session, scope):
+            raise _tenant_deleted()
+        if await repository.add(session, scope, wrapped, self._clock.now()):
+            return key
+        made = await self.find_within(session, scope)  # another gateway was faster
         assert made is not None
         return made
 
@@ -79,10 +103,12 @@ class TenantKeys:
         async with self._database.write() as session:
             await repository.destroy(session, scope)
         self._known.pop(scope, None)
+        for forget in self._when_destroyed:
+            forget(scope)
         return True
 
     async def rewrap(self) -> int:
-        """Wraps all data keys with the current master key. The files stay as they are. Returns how many keys that were."""
+        """Wraps all data keys with the current master key. Files and rows stay as they are. Returns how many keys that were."""
         if self._masters is None:
             raise _no_masters()
         num_rewrapped = 0
@@ -99,9 +125,22 @@ class TenantKeys:
                 async with self._database.write() as session:
                     num_rewrapped += await repository.replace(session, scope, wrapped, anew)
 
+    async def find_within(self, session: ReadSession, scope: TenantScope) -> bytes | None:
+        """Returns the data key of a tenant as this transaction sees it. None if the tenant has none. Raises Unavailable."""
+        return await self._unwrapped(scope, await repository.find(session, scope))
+
     async def _find(self, scope: TenantScope) -> bytes | None:
         async with self._database.read() as session:
             wrapped = await repository.find(session, scope)
+        return await self._unwrapped(scope, wrapped)
+
+    async def _new_key(self, scope: TenantScope) -> tuple[bytes, WrappedKey]:
+        assert self._masters is not None, "without master keys nothing is encrypted"
+        key = secrets.token_bytes(KEY_BYTES)
+        with _while_serving():
+            return key, await asyncio.to_thread(self._masters.wrap, key, _context(scope))
+
+    async def _unwrapped(self, scope: TenantScope, wrapped: WrappedKey | None) -> bytes | None:
         if wrapped is None:
             self._known.pop(scope, None)
             return None
@@ -138,10 +177,14 @@ def _while_serving() -> Generator[None]:
     except InvalidRequest as error:
         _log.error("master_keys_unusable", extra={"reason": error.message})
         raise Unavailable(
-            "Encrypted files cannot be read or written now: the operator must look at the server's master keys.",
+            "Encrypted data cannot be read or written now: the operator must look at the server's master keys.",
             code="master_key_unusable",
             retry_after_s=30.0,
         ) from error
+
+
+def _tenant_deleted() -> NotPermitted:
+    return NotPermitted("This tenant is deleted; ask the operator.", code="tenant_deleted")
 
 
 def _context(scope: TenantScope) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Select, delete, func, not_, or_, select, tuple_, update
 from sqlalchemy.engine import CursorResult
 
+from graftwork.platform.contents.rows import opened_row, row_opener
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.exports.export import Export, ExportFailure, ExportStatus
 from graftwork.platform.exports.sections import Section
@@ -136,7 +137,7 @@ async def rows_after(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Returns rows of a tenant in one table, by the names of their columns, in the order of the primary key.
+    """Returns rows of a tenant in one table, by the names of their columns, in the order of the primary key, decrypted.
 
     `after` is the primary key of the last row that the caller has. `parents` are the values of the section's
     `parent_column` to which the rows belong; None for all.
@@ -152,7 +153,8 @@ async def rows_after(
     if after is not None:
         statement = statement.where(tuple_(*keys) > after if len(keys) > 1 else keys[0] > after[0])
     found = await session.execute(statement.order_by(*keys).limit(limit))
-    return [dict(row) for row in found.mappings()]
+    opener = await row_opener(session, scope)
+    return [opened_row(opener, section.table, dict(row)) for row in found.mappings()]
 
 
 async def has_row(session: ReadSession, section: Section, scope: TenantScope, key: tuple[Any, ...]) -> bool:

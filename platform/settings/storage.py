@@ -22,7 +22,7 @@ class StorageSettings:
     pepper: str | None = setting(None, parse_text, is_secret=True)
     """The secret that key hashes depend on. If it is lost, no key works any more. None makes one at first start."""
     master_key_file: Path | None = setting(None, parse_path)
-    """The file of master keys (`graftwork db master-key create`). With it, tenants' files and exports are encrypted."""
+    """The file of master keys (`graftwork db master-key create`). With it, transcripts and files are encrypted."""
     kv_dir: Path | None = setting(None, parse_path)
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     shared_kv_dir: Path | None = setting(None, parse_path)

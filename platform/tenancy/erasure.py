@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import NotFound, Unavailable
+from graftwork.platform.errors import InternalFailure, NotFound, Unavailable
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.tenancy import erasure_rows, repository
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
@@ -82,7 +82,7 @@ class TenantErasure:
     async def _erase_part(self, name: str, scope: TenantScope) -> bool:
         try:
             return await self._parts[name](scope)
-        except Unavailable as error:
+        except (Unavailable, InternalFailure) as error:
             _log.warning("tenant_not_erased", extra={"tenant_id": scope, "part": name, "reason": error.message})
             return False
 

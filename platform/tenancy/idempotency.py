@@ -18,17 +18,20 @@ gateway that counted as dead goes on: the transaction that stores the turn also 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
+from graftwork.platform.contents.rows import row_opener, row_sealer
+from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.errors import Conflict, InvalidRequest, NotPermitted, Unavailable
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ids import SessionId, TurnId, new_id
+from graftwork.platform.ids import SessionId, TenantId, TurnId, new_id
 from graftwork.platform.tenancy import repository
+from graftwork.platform.tenancy.tables import IdempotencyRow
 
 ANSWER_LIFE_S = 24 * 3600.0
 
@@ -91,7 +94,8 @@ class TurnClaim:
         Raises ClaimLost if another request has the key now.
         """
         attempt = self.attempt
-        values = {"body": self.body_of(session_id, turn_id), "gateway": None}
+        plain = {"body": self.body_of(session_id, turn_id), "gateway": None}
+        values = await _sealed(session, attempt, plain)
         if not await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values):
             raise ClaimLost
 
@@ -148,7 +152,8 @@ class IdempotencyStore:
                 if await repository.claim_idempotency_key(session, values):
                     return attempt
                 row = await repository.find_idempotency_key(session, owner, key)
-                held = (row.request_digest, Attempt(owner, key, row.claim), row.status, row.body)
+                body = await _opened(session, row)
+                held = (row.request_digest, Attempt(owner, key, row.claim), row.status, body)
         except BaseException:  # also when the caller is cancelled: the database may have stored the attempt
             self._note_lost(attempt)
             raise
@@ -223,11 +228,13 @@ class IdempotencyStore:
             )
 
     async def _store(self, attempt: Attempt) -> None:
-        values = self._unstored.get(attempt)
-        if values is None:
+        plain = self._unstored.get(attempt)
+        if plain is None:
             return  # another call has stored it meanwhile
-        async with self._database.write() as session:
-            await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
+        with suppress(NotPermitted):  # the tenant is deleted, and asks for no answer
+            async with self._database.write() as session:
+                values = await _sealed(session, attempt, plain)
+                await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
         self._unstored.pop(attempt, None)
 
     async def _free_lost(self) -> None:
@@ -246,6 +253,29 @@ class IdempotencyStore:
         self._lost[attempt] = _FREEING_ROUNDS
         if len(self._lost) > _MAX_LOST:
             self._lost.pop(next(iter(self._lost)))
+
+
+async def _sealed(session: WriteSession, attempt: Attempt, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the values of an answered row as they are stored. Raises NotPermitted if the tenant is deleted."""
+    tenant_id = _tenant_of(attempt.owner)
+    if tenant_id is None:
+        return values
+    return (await row_sealer(session, tenant_id)).sealed(IdempotencyRow, values, attempt.owner, attempt.key)
+
+
+async def _opened(session: ReadSession, row: IdempotencyRow) -> bytes | None:
+    """Returns the stored body of an answer. Raises InternalFailure if it cannot be decrypted."""
+    tenant_id = _tenant_of(row.owner)
+    if tenant_id is None:
+        return row.body
+    opener = await row_opener(session, tenant_id)
+    body: bytes | None = opener.opened(IdempotencyRow, "body", row.body, row.owner, row.key)
+    return body
+
+
+def _tenant_of(owner: str) -> TenantId | None:
+    """Returns the tenant that owns a key. None for an operator: the answers of operators stay plain."""
+    return TenantId(owner) if owner.startswith("ten_") else None
 
 
 def _reply(

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from graftwork.platform.contents.columns import CONTENT
 from graftwork.platform.database import Base
 
 
@@ -145,5 +146,5 @@ class IdempotencyRow(Base):
     gateway: Mapped[str | None] = mapped_column(String(64))
     """The gateway that executes the request. Without a body, the row is valid for as long as this gateway is alive."""
     status: Mapped[int | None] = mapped_column(Integer)
-    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary, info=CONTENT)
     created_at: Mapped[float] = mapped_column(Float, index=True)

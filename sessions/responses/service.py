@@ -16,7 +16,7 @@ from graftwork.adapters.format.specs import Caller
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound
-from graftwork.platform.ids import CheckpointId
+from graftwork.platform.ids import CheckpointId, SessionId
 from graftwork.platform.pagination import Page, PageRequest, page_of
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.items import Item
@@ -57,8 +57,8 @@ class ResponseService:
         """
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
-            for scope, record in found:
-                await self._delete(scope, record)
+            for scope, response_id, session_id in found:
+                await self._delete(scope, response_id, session_id)
             num_gone += len(found)
         return num_gone
 
@@ -68,8 +68,8 @@ class ResponseService:
         """
         num_gone = 0
         while found := await self._store.find_older_of(scope, before, _SWEPT_AT_ONCE):
-            for record in found:
-                await self._delete(scope, record)
+            for response_id, session_id in found:
+                await self._delete(scope, response_id, session_id)
             num_gone += len(found)
         return num_gone + await self._sessions.sweeper.delete_unchanged(scope, SessionKind.CONVERSATION, before)
 
@@ -153,7 +153,7 @@ class ResponseService:
         """
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
-        await self._delete(principal.scope(), record)
+        await self._delete(principal.scope(), response_id, record.session_id)
 
     async def input_items(self, principal: Principal, response_id: str, page: PageRequest) -> Page[Item]:
         """Reads one page of the input items that a client sent with the request for this response.
@@ -237,12 +237,14 @@ class ResponseService:
         return record
 
     def _handle(self, principal: Principal, record: ResponseRecord, turn: TurnHandle) -> ResponseHandle:
-        delete: Callable[[], Awaitable[None]] = partial(self._delete, principal.scope(), record)
+        delete: Callable[[], Awaitable[None]] = partial(
+            self._delete, principal.scope(), record.response_id, record.session_id
+        )
         return ResponseHandle(record, turn, delete)
 
-    async def _delete(self, scope: TenantScope, record: ResponseRecord) -> None:
-        await self._store.delete(scope, record.response_id)
-        await self._sessions.store.remove_unused(scope, record.session_id)
+    async def _delete(self, scope: TenantScope, response_id: str, session_id: SessionId) -> None:
+        await self._store.delete(scope, response_id)
+        await self._sessions.store.remove_unused(scope, session_id)
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:

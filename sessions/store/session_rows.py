@@ -1,39 +1,23 @@
 """Reads and writes the rows of sessions and of their ledgers. A ledger lists a session's tool calls and their outputs.
 
 Owns the SQL statements. Never opens a transaction and never checks a rule: the caller does both.
-Every statement is limited to one tenant, except the count by status and the search for interrupted turns.
+Every statement is limited to one tenant, except the count by status.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    case,
-    delete,
-    false,
-    func,
-    insert,
-    literal,
-    not_,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import delete, false, func, insert, not_, or_, select, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
-from graftwork.platform.clock import Clock
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.gateways.repository import database_now
 from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.tables import TenantRow
 from graftwork.platform.tenancy.tenants import TenantStatus
-from graftwork.sessions.core.lease import SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus
 from graftwork.sessions.store.deletion_rows import is_over
 from graftwork.sessions.store.tables import SessionRow, ToolCallRow
@@ -41,25 +25,26 @@ from graftwork.sessions.store.tables import SessionRow, ToolCallRow
 
 async def insert_session(database: WriteSession, session: AgentSession) -> None:
     """Stores a new session, without its tool calls."""
-    await database.execute(
-        insert(SessionRow).values(
-            id=session.session_id,
-            tenant_id=session.tenant_id,
-            origin_id=session.origin_id,
-            forked_from=session.forked_from,
-            settings=_settings_to_json(session.settings),
-            created_at=session.created_at,
-            **_changing_columns(session),
-        )
-    )
+    row = {
+        "id": session.session_id,
+        "tenant_id": session.tenant_id,
+        "origin_id": session.origin_id,
+        "forked_from": session.forked_from,
+        "settings": _settings_to_json(session.settings),
+        "created_at": session.created_at,
+        **_changing_columns(session),
+    }
+    sealer = await row_sealer(database, session.tenant_id)
+    await database.execute(insert(SessionRow).values(**sealer.sealed(SessionRow, row)))
 
 
 async def update_session(database: WriteSession, session: AgentSession) -> None:
     """Stores a changed session, without its tool calls. The caller's transaction must have locked the session."""
+    sealer = await row_sealer(database, session.tenant_id)
     await database.execute(
         update(SessionRow)
         .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
-        .values(**_changing_columns(session))
+        .values(**sealer.sealed(SessionRow, _changing_columns(session), session.session_id))
     )
 
 
@@ -70,12 +55,22 @@ async def find_session(
 
     If `lock` is True, no other transaction can change the session until this transaction ends.
     """
-    statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
-    row = await database.scalar(statement.with_for_update() if lock else statement)
+    row = await _find_row(database, scope, session_id, lock)
     if row is None:
         return None
     ledger = await find_ledger(database, scope, session_id, row.head_id) if row.head_id else ()
-    return _session_from_row(row, ledger)
+    return _session_from_row(row, ledger, await row_opener(database, scope))
+
+
+async def find_state(
+    database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
+) -> AgentSession | None:
+    """Finds a session without what its tenant has said: its settings, metadata and tool calls are missing.
+
+    For deletions, which must not fail because content cannot be decrypted. Never store the result.
+    """
+    row = await _find_row(database, scope, session_id, lock)
+    return None if row is None else _session_of(row, SessionSettings(), {}, ())
 
 
 async def list_sessions(
@@ -100,7 +95,8 @@ async def list_sessions(
     rows = (await database.scalars(statement)).all()
     heads = [row.head_id for row in rows if row.head_id is not None]
     ledgers = await _ledgers_by_session(database, scope, [row.id for row in rows], heads)
-    return cut([_session_from_row(row, ledgers.get((row.id, row.head_id), ())) for row in rows], page)
+    opener = await row_opener(database, scope)
+    return cut([_session_from_row(row, ledgers.get((row.id, row.head_id), ()), opener) for row in rows], page)
 
 
 async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
@@ -146,64 +142,6 @@ async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
     return {SessionStatus(status): count for status, count in (await database.execute(statement)).all()}
 
 
-async def find_interrupted(
-    database: ReadSession, owner: str, clock: Clock | None
-) -> list[tuple[TenantId, SessionId, TurnId]]:
-    """Finds turns of all tenants that are marked as running, but that may have no process any more.
-
-    These are the turns whose lease has expired, and the turns whose lease belongs to the process named `owner`. `clock`
-    replaces the database's own time in tests.
-    """
-    statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
-        SessionRow.status == SessionStatus.RUNNING.value,
-        or_(_has_expired(database, clock), SessionRow.lease_owner == owner),
-    )
-    rows = (await database.execute(statement)).all()
-    return [(TenantId(tenant), SessionId(session), TurnId(turn)) for tenant, session, turn in rows if turn is not None]
-
-
-async def has_expired(database: ReadSession, scope: TenantScope, session_id: str, clock: Clock | None) -> bool:
-    """Returns whether the lease of the session's turn has expired. `clock` replaces the database's own time in tests."""
-    statement = select(_has_expired(database, clock))
-    statement = statement.where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
-    return bool(await database.scalar(statement))
-
-
-def _has_expired(database: ReadSession, clock: Clock | None) -> ColumnElement[bool]:
-    """Returns the condition that a session's turn has no lease, or one that has expired."""
-    return or_(SessionRow.lease_expires_at.is_(None), SessionRow.lease_expires_at <= database_now(database, clock))
-
-
-async def extend_leases(
-    database: WriteSession,
-    leases: Sequence[SessionLease],
-    lease_s: float,
-    clock: Clock | None,
-    last_seqs: Sequence[int] = (),
-) -> dict[SessionId, bool]:
-    """Renews the leases of running turns, so that they expire in `lease_s` seconds.
-
-    `clock` replaces the database's own time in tests.
-    Returns, by session id, whether a client has asked to cancel the turn. A session whose lease is lost is missing in
-    the result.
-    `last_seqs` is empty, or has the number of the last stored event for each lease. Locks the rows of the sessions.
-    """
-    held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
-    values: dict[str, Any] = {"lease_expires_at": database_now(database, clock) + lease_s}
-    if last_seqs:
-        numbers = {lease.session_id: literal(seq, BigInteger) for lease, seq in zip(leases, last_seqs, strict=True)}
-        values["last_seq"] = case(numbers, value=SessionRow.id)
-    statement = (
-        update(SessionRow)
-        .where(held.in_([(lease.session_id, lease.scope, lease.epoch, lease.turn_id) for lease in leases]))
-        .values(**values)
-        .returning(SessionRow.id, SessionRow.cancel_requested)
-        .execution_options(synchronize_session=False)
-    )
-    rows = (await database.execute(statement)).all()
-    return {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
-
-
 async def insert_ledger(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall]
 ) -> None:
@@ -221,7 +159,8 @@ async def insert_ledger(
         )
     )
     shared = {"tenant_id": scope, "session_id": session_id, "answered_at": None}
-    await database.execute(insert(ToolCallRow), [asdict(call) | shared for call in calls])
+    sealer = await row_sealer(database, scope)
+    await database.execute(insert(ToolCallRow), [sealer.sealed(ToolCallRow, asdict(call) | shared) for call in calls])
 
 
 async def find_ledger(
@@ -248,14 +187,17 @@ async def find_answered_calls(
         )
         .order_by(ToolCallRow.answered_at.is_not(None), ToolCallRow.answered_at)
     )
-    return [_call_from_row(row) for row in await database.scalars(statement)]
+    opener = await row_opener(database, scope)
+    return [_call_from_row(row, opener) for row in await database.scalars(statement)]
 
 
 async def save_output(
     database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
 ) -> None:
     """Stores the output of one tool call of a session. `at` is the present time in Unix seconds."""
-    await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
+    sealer, key = await row_sealer(database, scope), (session_id, call.checkpoint_id, call.position)
+    values = sealer.sealed(ToolCallRow, {"output": output, "answered_at": at}, *key)
+    await database.execute(_update_call(scope, session_id, call).values(**values))
 
 
 async def note_turn_of_outputs(
@@ -288,8 +230,9 @@ async def _ledgers_by_session(
         .order_by(ToolCallRow.position)
     )
     found: dict[tuple[str, str | None], list[LedgerCall]] = {}
+    opener = await row_opener(database, scope)
     for row in await database.scalars(statement):
-        found.setdefault((row.session_id, row.checkpoint_id), []).append(_call_from_row(row))
+        found.setdefault((row.session_id, row.checkpoint_id), []).append(_call_from_row(row, opener))
     return found
 
 
@@ -314,14 +257,26 @@ def _changing_columns(session: AgentSession) -> dict[str, Any]:
     }
 
 
-def _session_from_row(row: SessionRow, ledger: Sequence[LedgerCall]) -> AgentSession:
+async def _find_row(database: ReadSession, scope: TenantScope, session_id: str, lock: bool) -> SessionRow | None:
+    statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
+    return await database.scalar(statement.with_for_update() if lock else statement)
+
+
+def _session_from_row(row: SessionRow, ledger: Sequence[LedgerCall], opener: RowOpener) -> AgentSession:
+    settings = _settings_from_json(opener.opened(SessionRow, "settings", row.settings, row.id))
+    return _session_of(row, settings, opener.opened(SessionRow, "labels", row.labels, row.id), ledger)
+
+
+def _session_of(
+    row: SessionRow, settings: SessionSettings, metadata: Mapping[str, str], ledger: Sequence[LedgerCall]
+) -> AgentSession:
     return AgentSession(
         session_id=SessionId(row.id),
         tenant_id=TenantId(row.tenant_id),
         status=SessionStatus(row.status),
         model=_model_from_json(row.model),
-        settings=_settings_from_json(row.settings),
-        metadata=row.labels,
+        settings=settings,
+        metadata=metadata,
         created_at=row.created_at,
         updated_at=row.updated_at,
         retention_s=row.retention_s,
@@ -341,14 +296,15 @@ def _session_from_row(row: SessionRow, ledger: Sequence[LedgerCall]) -> AgentSes
     )
 
 
-def _call_from_row(row: ToolCallRow) -> LedgerCall:
+def _call_from_row(row: ToolCallRow, opener: RowOpener) -> LedgerCall:
+    key = (row.session_id, row.checkpoint_id, row.position)
     return LedgerCall(
         checkpoint_id=CheckpointId(row.checkpoint_id),
         position=row.position,
         call_id=CallId(row.call_id),
-        name=row.name,
-        arguments=row.arguments,
-        output=row.output,
+        name=opener.opened(ToolCallRow, "name", row.name, *key),
+        arguments=opener.opened(ToolCallRow, "arguments", row.arguments, *key),
+        output=opener.opened(ToolCallRow, "output", row.output, *key),
         turn_id=None if row.turn_id is None else TurnId(row.turn_id),
         deadline_at=row.deadline_at,
     )

@@ -295,7 +295,7 @@ class SessionStore:
         Returns the session from which it was forked.
         Returns None if the session stays, or if it was not forked from another session.
         """
-        session = await session_rows.find_session(database, scope, session_id, lock=True)
+        session = await session_rows.find_state(database, scope, session_id, lock=True)
         if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
             return None
         if await deletion_rows.is_used(database, scope, session_id):

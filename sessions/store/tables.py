@@ -2,6 +2,7 @@
 
 Owns the columns. Never contains rules about sessions: they are in `sessions/core/session.py`.
 Invariant: rows of checkpoints, items and hidden items are added and deleted, but never changed. Checkpoints form a tree.
+Columns of content are marked with CONTENT, and are written and read by way of `platform/contents/rows.py`.
 Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
 Ids of tables in other packages, such as tenant ids, are plain strings here, without a foreign key.
 """
@@ -11,6 +12,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Boolean, ForeignKey, Index, LargeBinary, String, column, true
 from sqlalchemy.orm import Mapped, mapped_column
 
+from graftwork.platform.contents.columns import CONTENT
 from graftwork.platform.database import Base
 
 _Id = String(64)
@@ -34,8 +36,8 @@ class SessionRow(Base):
     kind: Mapped[str] = mapped_column(_Name)
     status: Mapped[str] = mapped_column(_Name)
     model: Mapped[dict[str, Any]] = mapped_column(_Json)
-    settings: Mapped[dict[str, Any]] = mapped_column(_Json)
-    labels: Mapped[dict[str, str]] = mapped_column(_Json)
+    settings: Mapped[dict[str, Any]] = mapped_column(_Json, info=CONTENT)
+    labels: Mapped[dict[str, str]] = mapped_column(_Json, info=CONTENT)
     """The session's metadata. SQLAlchemy reserves the name `metadata`."""
     retention_s: Mapped[float | None]
     ends_at: Mapped[float | None]
@@ -70,11 +72,11 @@ class TurnRow(Base):
     parent_id: Mapped[str | None] = mapped_column(_Id)
     checkpoint_id: Mapped[str | None] = mapped_column(_Id)
     first_seq: Mapped[int] = mapped_column(BigInteger)
-    input: Mapped[list[dict[str, Any]]] = mapped_column(_Json)
+    input: Mapped[list[dict[str, Any]]] = mapped_column(_Json, info=CONTENT)
     finish_reason: Mapped[str | None] = mapped_column(_Name)
     usage: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
-    made_with: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    made_with: Mapped[dict[str, Any] | None] = mapped_column(_Json, info=CONTENT)
     key_id: Mapped[str | None] = mapped_column(_Id)
     """The API key that started the turn, for the usage row if the turn's process dies."""
     error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
@@ -96,7 +98,7 @@ class CheckpointRow(Base):
     num_items: Mapped[int]
     num_answer_items: Mapped[int]
     num_tokens: Mapped[int]
-    token_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary, info=CONTENT)
     """The token ids that this checkpoint's turn added, first those of the prompt, as little-endian int32."""
     closed: Mapped[bool]
     awaits_tools: Mapped[bool]
@@ -115,7 +117,7 @@ class ItemRow(Base):
     position: Mapped[int]
     """The index of the item in the history, from 0."""
     type: Mapped[str] = mapped_column(_Name)
-    body: Mapped[dict[str, Any]] = mapped_column(_Json)
+    body: Mapped[dict[str, Any]] = mapped_column(_Json, info=CONTENT)
 
 
 class HiddenItemRow(Base):
@@ -143,9 +145,9 @@ class ToolCallRow(Base):
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     tenant_id: Mapped[str] = mapped_column(_Id)
     call_id: Mapped[str] = mapped_column(String(64))
-    name: Mapped[str] = mapped_column(_Json)
-    arguments: Mapped[str] = mapped_column(_Json)
-    output: Mapped[str | None] = mapped_column(_Json)
+    name: Mapped[str] = mapped_column(_Json, info=CONTENT)
+    arguments: Mapped[str] = mapped_column(_Json, info=CONTENT)
+    output: Mapped[str | None] = mapped_column(_Json, info=CONTENT)
     answered_at: Mapped[float | None]
     deadline_at: Mapped[float | None]
     turn_id: Mapped[str | None] = mapped_column(_Id)
@@ -160,7 +162,7 @@ class EventRow(Base):
     tenant_id: Mapped[str] = mapped_column(_Id)
     turn_id: Mapped[str] = mapped_column(_Id)
     type: Mapped[str] = mapped_column(String(40))
-    fields: Mapped[dict[str, Any]] = mapped_column(_Json)
+    fields: Mapped[dict[str, Any]] = mapped_column(_Json, info=CONTENT)
     answer_tokens: Mapped[int | None] = mapped_column(BigInteger)
     """How many tokens of the turn's answer were generated up to this event."""
     at: Mapped[float]
@@ -178,5 +180,5 @@ class ResponseRow(Base):
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(_Id)
     session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"))
-    request: Mapped[dict[str, Any]] = mapped_column(_Json)
+    request: Mapped[dict[str, Any]] = mapped_column(_Json, info=CONTENT)
     created_at: Mapped[float]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sqlalchemy import select
 
+from graftwork.platform.contents.rows import row_opener
 from graftwork.platform.database import Database, ReadSession
 from graftwork.platform.ids import SessionId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
@@ -33,7 +34,8 @@ class TurnLists:
             statement = statement.where(TurnRow.id > page.after if ascending else TurnRow.id < page.after)
         statement = statement.order_by(TurnRow.id if ascending else TurnRow.id.desc()).limit(page.limit + 1)
         async with self._database.read() as database:
-            turns = [turn_from_row(row) for row in await database.scalars(statement)]
+            opener = await row_opener(database, scope)
+            turns = [turn_from_row(row, opener) for row in await database.scalars(statement)]
             ends = {str(turn.checkpoint_id) for turn in turns if turn.checkpoint_id is not None}
             items = await _items_of(database, scope, ends)
         return cut([replace(turn, output=_output(turn, items)) for turn in turns], page)
@@ -48,11 +50,11 @@ async def _items_of(
     database: ReadSession, scope: TenantScope, checkpoint_ids: Collection[str]
 ) -> dict[str, list[Item]]:
     statement = (
-        select(ItemRow.checkpoint_id, ItemRow.body)
+        select(ItemRow.id, ItemRow.checkpoint_id, ItemRow.body)
         .where(ItemRow.checkpoint_id.in_(checkpoint_ids), ItemRow.tenant_id == scope)
         .order_by(ItemRow.position)
     )
-    found = defaultdict[str, list[Item]](list)
-    for checkpoint_id, body in (await database.execute(statement)).all():
-        found[checkpoint_id].append(item_from_body(body))
+    found, opener = defaultdict[str, list[Item]](list), await row_opener(database, scope)
+    for item_id, checkpoint_id, body in (await database.execute(statement)).all():
+        found[checkpoint_id].append(item_from_body(opener.opened(ItemRow, "body", body, item_id)))
     return found

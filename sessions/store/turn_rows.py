@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Text, cast, func, insert, select, update
+from sqlalchemy import CTE, ColumnElement, Select, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.encryption.repository import plain_characters
 from graftwork.platform.ids import CheckpointId, ItemId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
@@ -21,6 +23,8 @@ from graftwork.sessions.core.items import OUTPUTS, Item, item_from_body
 from graftwork.sessions.core.session import Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, pack_token_ids, unpack_token_ids
 from graftwork.sessions.store.tables import CheckpointRow, EventRow, HiddenItemRow, ItemRow, TurnRow
+
+_ID_AND_BODY = (ItemRow.id, ItemRow.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +38,20 @@ class Delivered:
 
 async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
     """Stores the row of a new turn."""
-    await database.execute(
-        insert(TurnRow).values(
-            id=turn.turn_id,
-            tenant_id=scope,
-            session_id=turn.session_id,
-            parent_id=turn.parent_id,
-            first_seq=turn.first_seq,
-            input=[item.body for item in turn.input],
-            created_at=turn.created_at,
-            made_with=turn.made_with,
-            key_id=turn.key_id,
-            **_changing_columns(turn),
-        )
-    )
+    row = {
+        "id": turn.turn_id,
+        "tenant_id": scope,
+        "session_id": turn.session_id,
+        "parent_id": turn.parent_id,
+        "first_seq": turn.first_seq,
+        "input": [item.body for item in turn.input],
+        "created_at": turn.created_at,
+        "made_with": turn.made_with,
+        "key_id": turn.key_id,
+        **_changing_columns(turn),
+    }
+    sealer = await row_sealer(database, scope)
+    await database.execute(insert(TurnRow).values(**sealer.sealed(TurnRow, row)))
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
@@ -63,7 +67,7 @@ async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:
     """Finds one turn, without its output. Returns None if the turn does not exist."""
     row = await database.scalar(select(TurnRow).where(TurnRow.id == turn_id, TurnRow.tenant_id == scope))
-    return None if row is None else turn_from_row(row)
+    return None if row is None else turn_from_row(row, await row_opener(database, scope))
 
 
 async def insert_events(database: WriteSession, events: Iterable[tuple[TenantScope, SessionEvent]], at: float) -> None:
@@ -71,8 +75,9 @@ async def insert_events(database: WriteSession, events: Iterable[tuple[TenantSco
 
     `at` is the present time in Unix seconds.
     """
-    rows: list[dict[str, Any]] = [
-        {
+    rows = list[Mapping[str, Any]]()
+    for scope, event in events:
+        row: dict[str, Any] = {
             "session_id": event.session_id,
             "seq": event.seq,
             "tenant_id": scope,
@@ -82,8 +87,7 @@ async def insert_events(database: WriteSession, events: Iterable[tuple[TenantSco
             "answer_tokens": event.answer_tokens,
             "at": at,
         }
-        for scope, event in events
-    ]
+        rows.append((await row_sealer(database, scope)).sealed(EventRow, row))
     insert_or_skip = sqlite.insert if database.get_bind().dialect.name == "sqlite" else postgresql.insert
     await database.execute(insert_or_skip(EventRow).on_conflict_do_nothing(), rows)
 
@@ -98,7 +102,8 @@ async def list_events(
         .order_by(EventRow.seq)
         .limit(limit)
     )
-    return tuple(_event_from_row(row) for row in await database.scalars(statement))
+    opener = await row_opener(database, scope)
+    return tuple(_event_from_row(row, opener) for row in await database.scalars(statement))
 
 
 async def find_delivered(database: ReadSession, scope: TenantScope, turn: Turn) -> Delivered | None:
@@ -107,9 +112,13 @@ async def find_delivered(database: ReadSession, scope: TenantScope, turn: Turn) 
     Returns None if the events do not say that the engine has admitted the prompt.
     """
     mine = (EventRow.session_id == turn.session_id, EventRow.tenant_id == scope, EventRow.turn_id == turn.turn_id)
-    created = select(EventRow.fields).where(*mine, EventRow.type == EventType.TURN_CREATED.value)
-    fields = await database.scalar(created)
-    if fields is None or fields["cache"] is None:
+    created = select(EventRow.seq, EventRow.fields).where(*mine, EventRow.type == EventType.TURN_CREATED.value)
+    found = (await database.execute(created)).first()
+    if found is None:
+        return None
+    opener = await row_opener(database, scope)
+    fields = opener.opened(EventRow, "fields", found.fields, turn.session_id, found.seq)
+    if fields["cache"] is None:
         return None
     return Delivered(fields["cache"], await database.scalar(select(func.max(EventRow.answer_tokens)).where(*mine)) or 0)
 
@@ -126,14 +135,15 @@ def _changing_columns(turn: Turn) -> dict[str, Any]:
     }
 
 
-def turn_from_row(row: TurnRow) -> Turn:
+def turn_from_row(row: TurnRow, opener: RowOpener) -> Turn:
+    """Reads a turn, without its output. Raises InternalFailure if its content cannot be decrypted."""
     return Turn(
         turn_id=TurnId(row.id),
         session_id=SessionId(row.session_id),
         status=TurnStatus(row.status),
         parent_id=None if row.parent_id is None else CheckpointId(row.parent_id),
         first_seq=row.first_seq,
-        input=tuple(item_from_body(body) for body in row.input),
+        input=tuple(item_from_body(body) for body in opener.opened(TurnRow, "input", row.input, row.id)),
         created_at=row.created_at,
         checkpoint_id=None if row.checkpoint_id is None else CheckpointId(row.checkpoint_id),
         finish_reason=row.finish_reason,
@@ -141,54 +151,53 @@ def turn_from_row(row: TurnRow) -> Turn:
         cache=row.cache,
         error=row.error,
         finished_at=row.finished_at,
-        made_with=row.made_with,
+        made_with=opener.opened(TurnRow, "made_with", row.made_with, row.id),
         key_id=None if row.key_id is None else KeyId(row.key_id),
     )
 
 
-def _event_from_row(row: EventRow) -> SessionEvent:
-    return SessionEvent(SessionId(row.session_id), TurnId(row.turn_id), row.seq, EventType(row.type), row.fields)
+def _event_from_row(row: EventRow, opener: RowOpener) -> SessionEvent:
+    fields = opener.opened(EventRow, "fields", row.fields, row.session_id, row.seq)
+    return SessionEvent(SessionId(row.session_id), TurnId(row.turn_id), row.seq, EventType(row.type), fields)
 
 
 async def insert_checkpoint(
     database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]
 ) -> None:
     """Stores a checkpoint, and the items that the checkpoint's turn added to the history."""
-    await database.execute(
-        insert(CheckpointRow).values(
-            id=checkpoint.checkpoint_id,
-            tenant_id=scope,
-            session_id=checkpoint.session_id,
-            parent_id=checkpoint.parent_id,
-            turn_id=checkpoint.turn_id,
-            depth=checkpoint.depth,
-            num_items=checkpoint.num_items,
-            num_answer_items=checkpoint.num_answer_items,
-            num_tokens=checkpoint.num_tokens,
-            token_ids=pack_token_ids(checkpoint.token_ids),
-            closed=checkpoint.closed,
-            awaits_tools=checkpoint.awaits_tools,
-            opening=checkpoint.opening,
-            created_at=checkpoint.created_at,
-        )
-    )
+    sealer = await row_sealer(database, scope)
+    row = {
+        "id": checkpoint.checkpoint_id,
+        "tenant_id": scope,
+        "session_id": checkpoint.session_id,
+        "parent_id": checkpoint.parent_id,
+        "turn_id": checkpoint.turn_id,
+        "depth": checkpoint.depth,
+        "num_items": checkpoint.num_items,
+        "num_answer_items": checkpoint.num_answer_items,
+        "num_tokens": checkpoint.num_tokens,
+        "token_ids": pack_token_ids(checkpoint.token_ids),
+        "closed": checkpoint.closed,
+        "awaits_tools": checkpoint.awaits_tools,
+        "opening": checkpoint.opening,
+        "created_at": checkpoint.created_at,
+    }
+    await database.execute(insert(CheckpointRow).values(**sealer.sealed(CheckpointRow, row)))
     first = checkpoint.num_items - len(items)
     if not items:
         return
-    await database.execute(
-        insert(ItemRow),
-        [
-            {
-                "id": item.item_id,
-                "tenant_id": scope,
-                "checkpoint_id": checkpoint.checkpoint_id,
-                "position": first + index,
-                "type": item.type.value,
-                "body": item.body,
-            }
-            for index, item in enumerate(items)
-        ],
-    )
+    rows = [
+        {
+            "id": item.item_id,
+            "tenant_id": scope,
+            "checkpoint_id": checkpoint.checkpoint_id,
+            "position": first + index,
+            "type": item.type.value,
+            "body": item.body,
+        }
+        for index, item in enumerate(items)
+    ]
+    await database.execute(insert(ItemRow), [sealer.sealed(ItemRow, row) for row in rows])
 
 
 async def hide_items(database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]) -> None:
@@ -201,14 +210,15 @@ async def find_checkpoint(database: ReadSession, scope: TenantScope, checkpoint_
     """Finds one checkpoint. Returns None if the checkpoint does not exist."""
     statement = select(CheckpointRow).where(CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope)
     row = await database.scalar(statement)
-    return None if row is None else _checkpoint_from_row(row)
+    return None if row is None else _checkpoint_from_row(row, await row_opener(database, scope))
 
 
 async def find_chain(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Checkpoint, ...]:
     """Finds the checkpoints of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)
     statement = select(CheckpointRow).join(chain, CheckpointRow.id == chain.c.id).order_by(CheckpointRow.depth)
-    return tuple(_checkpoint_from_row(row) for row in await database.scalars(statement))
+    opener = await row_opener(database, scope)
+    return tuple(_checkpoint_from_row(row, opener) for row in await database.scalars(statement))
 
 
 async def is_in_chain(database: ReadSession, scope: TenantScope, head_id: str, checkpoint_id: str) -> bool:
@@ -221,16 +231,16 @@ async def is_in_chain(database: ReadSession, scope: TenantScope, head_id: str, c
 async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> tuple[Item, ...]:
     """Finds the items that the turn of one checkpoint added to the history, in order."""
     statement = (
-        select(ItemRow.body)
+        select(*_ID_AND_BODY)
         .where(ItemRow.checkpoint_id == checkpoint_id, ItemRow.tenant_id == scope)
         .order_by(ItemRow.position)
     )
-    return tuple(item_from_body(body) for body in await database.scalars(statement))
+    return await _items(database, scope, statement)
 
 
 async def find_item_sizes(database: ReadSession, scope: TenantScope, item_ids: Sequence[str]) -> dict[ItemId, int]:
     """Finds the lengths, in characters of JSON, of the items of the tenant that have these ids, in any history."""
-    size = func.length(cast(ItemRow.body, Text))
+    size = plain_characters(database, ItemRow.body)
     found = await database.execute(select(ItemRow.id, size).where(*_named(scope, item_ids)))
     return {ItemId(item_id): characters for item_id, characters in found}
 
@@ -241,14 +251,14 @@ async def count_characters(database: ReadSession, scope: TenantScope, head_id: s
     Hidden items count too.
     """
     chain = _chain(scope, head_id)
-    size = func.sum(func.length(cast(ItemRow.body, Text)))
+    size = func.sum(plain_characters(database, ItemRow.body))
     return int(await database.scalar(select(size).join(chain, ItemRow.checkpoint_id == chain.c.id)) or 0)
 
 
 async def find_items_by_id(database: ReadSession, scope: TenantScope, item_ids: Sequence[str]) -> tuple[Item, ...]:
     """Finds the items of the tenant that have these ids, in any history and in no order."""
-    statement = select(ItemRow.body).where(*_named(scope, item_ids))
-    return tuple(item_from_body(body) for body in await database.scalars(statement))
+    statement = select(*_ID_AND_BODY).where(*_named(scope, item_ids))
+    return await _items(database, scope, statement)
 
 
 def _named(scope: TenantScope, item_ids: Sequence[str]) -> tuple[ColumnElement[bool], ...]:
@@ -263,28 +273,28 @@ async def find_item_in(
     If `or_hidden` is True, also finds an item that the history hides.
     """
     chain = _chain(scope, head_id)
-    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(ItemRow.id == item_id)
-    body = await database.scalar(statement if or_hidden else statement.where(_is_visible(chain)))
-    return None if body is None else item_from_body(body)
+    statement = select(*_ID_AND_BODY).join(chain, ItemRow.checkpoint_id == chain.c.id).where(ItemRow.id == item_id)
+    found = await _items(database, scope, statement if or_hidden else statement.where(_is_visible(chain)))
+    return found[0] if found else None
 
 
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
     """Finds every item of the history that ends at the checkpoint `head_id`, oldest first. Leaves out hidden items."""
     chain = _chain(scope, head_id)
-    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(_is_visible(chain))
-    return tuple(item_from_body(body) for body in await database.scalars(statement.order_by(ItemRow.position)))
+    statement = select(*_ID_AND_BODY).join(chain, ItemRow.checkpoint_id == chain.c.id).where(_is_visible(chain))
+    return await _items(database, scope, statement.order_by(ItemRow.position))
 
 
 async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
     """Finds every tool output of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)
     statement = (
-        select(ItemRow.body)
+        select(*_ID_AND_BODY)
         .join(chain, ItemRow.checkpoint_id == chain.c.id)
         .where(ItemRow.type.in_([kind.value for kind in OUTPUTS]))
         .order_by(ItemRow.position)
     )
-    return tuple(item_from_body(body) for body in await database.scalars(statement))
+    return await _items(database, scope, statement)
 
 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
@@ -295,15 +305,21 @@ async def list_items(database: ReadSession, scope: TenantScope, head_id: str, pa
     """
     chain = _chain(scope, head_id)
     ascending = page.order is Order.ASCENDING
-    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(_is_visible(chain))
+    statement = select(*_ID_AND_BODY).join(chain, ItemRow.checkpoint_id == chain.c.id).where(_is_visible(chain))
     if page.after is not None:
         within = select(ItemRow.position).join(chain, ItemRow.checkpoint_id == chain.c.id)
         position = await database.scalar(within.where(ItemRow.id == page.after))
         if position is not None:
             statement = statement.where(ItemRow.position > position if ascending else ItemRow.position < position)
     statement = statement.order_by(ItemRow.position if ascending else ItemRow.position.desc())
-    bodies = (await database.scalars(statement.limit(page.limit + 1))).all()
-    return cut([item_from_body(body) for body in bodies], page)
+    return cut(await _items(database, scope, statement.limit(page.limit + 1)), page)
+
+
+async def _items(database: ReadSession, scope: TenantScope, statement: Select[str, Any]) -> tuple[Item, ...]:
+    """Returns the items that a statement over `_ID_AND_BODY` finds. Raises InternalFailure."""
+    opener = await row_opener(database, scope)
+    found = (await database.execute(statement)).all()
+    return tuple(item_from_body(opener.opened(ItemRow, "body", body, item_id)) for item_id, body in found)
 
 
 def _chain(scope: TenantScope, head_id: str) -> CTE:
@@ -323,7 +339,7 @@ def _is_visible(chain: CTE) -> ColumnElement[bool]:
     return ItemRow.id.not_in(hidden)
 
 
-def _checkpoint_from_row(row: CheckpointRow) -> Checkpoint:
+def _checkpoint_from_row(row: CheckpointRow, opener: RowOpener) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=CheckpointId(row.id),
         session_id=SessionId(row.session_id),
@@ -333,7 +349,7 @@ def _checkpoint_from_row(row: CheckpointRow) -> Checkpoint:
         num_items=row.num_items,
         num_answer_items=row.num_answer_items,
         num_tokens=row.num_tokens,
-        token_ids=unpack_token_ids(row.token_ids),
+        token_ids=unpack_token_ids(opener.opened(CheckpointRow, "token_ids", row.token_ids, row.id)),
         closed=row.closed,
         awaits_tools=row.awaits_tools,
         created_at=row.created_at,

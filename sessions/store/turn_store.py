@@ -26,7 +26,7 @@ from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
 from graftwork.sessions.core.views import turn_usage_body, usage_body
-from graftwork.sessions.store import session_rows, turn_rows
+from graftwork.sessions.store import lease_rows, session_rows, turn_rows
 from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.turn_rows import Delivered
 
@@ -189,7 +189,7 @@ class TurnStore:
             )
             await session_rows.update_session(database, running)
             lease = SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch)
-            await session_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
+            await lease_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
             await turn_rows.insert_turn(database, scope, turn)
             if principal.turn_claim is not None:
                 await principal.turn_claim.record_turn(database, session.session_id, turn_id)
@@ -206,7 +206,7 @@ class TurnStore:
         leases = [batch.lease for batch in batches]
         last_seqs = [batch.events[-1].seq for batch in batches]
         async with self._database.write() as database:
-            held = await session_rows.extend_leases(database, leases, self._lease_s, self._lease_clock, last_seqs)
+            held = await lease_rows.extend_leases(database, leases, self._lease_s, self._lease_clock, last_seqs)
             kept = [batch for batch in batches if batch.lease.session_id in held]
             if kept:
                 events = [(batch.lease.scope, event) for batch in kept for event in batch.events]
@@ -219,7 +219,7 @@ class TurnStore:
         Raises LeaseLost if another process has taken over the session.
         """
         async with self._database.write() as database:
-            held = await session_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
+            held = await lease_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
         if lease.session_id not in held:
             raise LeaseLost(lease.session_id)
         return held[lease.session_id]
@@ -248,7 +248,7 @@ class TurnStore:
         so that its result includes a turn that began during the search.
         """
         async with self._database.read() as database:
-            found = await session_rows.find_interrupted(database, self._owner, self._lease_clock)
+            found = await lease_rows.find_interrupted(database, self._owner, self._lease_clock)
         alive = running_here()
         return [
             (scope_of_tenant(AdminPrincipal(), tenant_id), session_id, turn_id)
@@ -259,7 +259,7 @@ class TurnStore:
     async def has_expired(self, scope: TenantScope, session_id: SessionId) -> bool:
         """Returns whether no process has a valid lease of the session."""
         async with self._database.read() as database:
-            return await session_rows.has_expired(database, scope, session_id, self._lease_clock)
+            return await lease_rows.has_expired(database, scope, session_id, self._lease_clock)
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
         """Ends a turn as failed, because the process that ran it has stopped.
@@ -273,7 +273,7 @@ class TurnStore:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
             if session is None or session.running_turn_id != turn_id:
                 return
-            has_expired = await session_rows.has_expired(database, scope, session_id, self._lease_clock)
+            has_expired = await lease_rows.has_expired(database, scope, session_id, self._lease_clock)
             if not has_expired and session.lease_owner != self._owner:
                 return
             turn = await turn_rows.find_turn(database, scope, turn_id)

@@ -1,4 +1,4 @@
-"""Defines `graftwork db master-key`, which makes and rotates the master keys of tenants' encrypted files."""
+"""Defines `graftwork db master-key`, which makes and rotates the master keys of tenants' encrypted data."""
 
 import asyncio
 from pathlib import Path
@@ -12,14 +12,14 @@ from graftwork.api.cli.console.flags import DatabaseUrl, DataDir
 if TYPE_CHECKING:
     from graftwork.platform.database import Database
 
-app = typer.Typer(no_args_is_help=True, help="The file of master keys, which encrypt the keys of tenants' files.")
+app = typer.Typer(no_args_is_help=True, help="The file of master keys, which encrypt the keys of tenants' files and rows.")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The file of master keys, with mode 0600.")]
 
 
 @app.command()
 def create(file: FileArgument) -> None:
-    """Make a file with one master key. Whoever loses it loses the files that are encrypted: keep a copy elsewhere.
+    """Make a file with one master key. Whoever loses it loses all that is encrypted: keep a copy elsewhere.
 
     Example: graftwork db master-key create /etc/graftwork/master.key
     """
@@ -27,7 +27,7 @@ def create(file: FileArgument) -> None:
 
     made = MasterKeyFile.create(file)
     typer.echo(f"{file} has the master key {made.current_id}. Keep a copy of the file apart from the backups.")
-    typer.echo(f"Next: export GRAFTWORK_MASTER_KEY_FILE={file}, and start the server again.")
+    typer.echo(f"Next: export GRAFTWORK_MASTER_KEY_FILE={file}, start the server again, and run graftwork db encrypt.")
 
 
 @app.command()
@@ -45,7 +45,7 @@ def rotate(file: FileArgument) -> None:
 
 @app.command()
 def rewrap(file: FileArgument, data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    """Wrap the data keys of all tenants with the newest master key. The encrypted files stay as they are.
+    """Wrap the data keys of all tenants with the newest master key. What is encrypted stays as it is.
 
     Example: graftwork db master-key rewrap /etc/graftwork/master.key
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.admin import erasures, master_keys
+from graftwork.api.cli.admin import erasures, master_keys, older_rows
 from graftwork.api.cli.console.database import open_database
 from graftwork.api.cli.console.flags import DatabaseUrl, DataDir
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, show_facts, show_json
@@ -20,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="The database's schema. `serve` bri
 
 app.add_typer(erasures.app, name="erasures")
 app.add_typer(master_keys.app, name="master-key")
+app.command()(older_rows.encrypt)
 
 
 @app.command()

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sqlite3
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -85,3 +87,30 @@ def test_master_keys_are_made_rotated_and_applied(graftwork: Graftwork, tmp_path
     assert (made.exit_code, again.exit_code, rotated.exit_code) == (0, 1, 0)
     assert len(json.loads(Path(path).read_text())["keys"]) == 2
     assert "Wrapped 0 data keys" in rewrapped.output
+
+
+def test_older_rows_are_encrypted_once(graftwork: Graftwork, tmp_path: Path, sqlite_template: Path) -> None:
+    """`db encrypt` encrypts a tenant's kept answer, leaves an operator's alone, and finds nothing the second time."""
+    shutil.copy(sqlite_template, tmp_path / "graftwork.db")
+    path, of_database = str(tmp_path / "master.key"), ("--data-dir", str(tmp_path))
+    values = [(owner, "key", "digest", "claim", b"an answer", 1.0) for owner in ("ten_1", "admin")]
+    with closing(sqlite3.connect(tmp_path / "graftwork.db")) as database, database:
+        columns = "owner, key, request_digest, claim, body, created_at"
+        database.executemany(f"INSERT INTO idempotency_keys ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    graftwork("db", "master-key", "create", path)
+    first = graftwork("db", "encrypt", path, *of_database)
+    second = graftwork("db", "encrypt", path, "--json", *of_database)
+    other = graftwork("db", "encrypt", str(tmp_path / "missing.key"), *of_database)
+
+    assert first.exit_code == 0, first.output
+    assert "Encrypted the content of 1 rows." in first.output
+    assert "1 rows stay plain" in first.output
+    done = {one["table"]: (one["encrypted"], one["left"]) for one in json.loads(second.stdout)}
+    assert done["idempotency_keys"] == (0, 1)
+    assert "items" in done
+    assert (other.exit_code, "cannot be read" in other.output) == (1, True)
+    with closing(sqlite3.connect(tmp_path / "graftwork.db")) as database:
+        bodies = dict(database.execute("SELECT owner, body FROM idempotency_keys").fetchall())
+    assert bodies["admin"] == b"an answer"
+    assert b"answer" not in bodies["ten_1"]

@@ -12,7 +12,7 @@ from tests.api.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|probe|demo|doctor|completion|top|ask|models|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
 bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|model check|usage|usage export|usage check|trace|audit|
-db upgrade|db downgrade|db current|db export-usage|db erasures list|db erasures apply|db master-key create|db master-key rotate|db master-key rewrap|
+db upgrade|db downgrade|db current|db export-usage|db erasures list|db erasures apply|db master-key create|db master-key rotate|db master-key rewrap|db encrypt|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|tenants export|tenants retention|
 keys create|keys list|keys rotate|keys revoke|login|logout|whoami|people list|people show|people add|people grant|
 people revoke|people suspend|people resume|people delete|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|

@@ -54,7 +54,7 @@ CONTENT: dict[str, set[str]] = {
     "responses": {"request"},
     "sessions": {"labels", "settings"},
     "tool_calls": {"arguments", "name", "output"},
-    "turns": {"input"},
+    "turns": {"input", "made_with"},
 }
 """By table: the columns that are made for what tenants and models say. All others must have nothing of it."""
 FOLDERS = ("artifacts", "files", "exports")
@@ -198,7 +198,8 @@ class Acts:
         )
         self.gateway.engine.text = f'<tool_call>\n{{"name": "{TOOL}", "arguments": {{"at": "{ANSWER}"}}}}\n</tool_call>'
         path = f"/v1/sessions/{session['id']}"
-        turn = await self.post(f"{path}/turns", {"input": TEXT}, headers={"idempotency-key": "new turn"})
+        new = {"input": TEXT, "sampling": {"stop": [OUTPUT]}}
+        turn = await self.post(f"{path}/turns", new, headers={"idempotency-key": "new turn"})
         self.gateway.engine.text = f"It is {ANSWER}."
         call = turn["tool_calls"][0]["call_id"]
         await self.post(f"{path}/tool_outputs", {"outputs": [{"call_id": call, "output": OUTPUT}]})
