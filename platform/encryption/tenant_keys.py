@@ -37,6 +37,11 @@ class TenantKeys:
         self._masters = masters
         self._known: OrderedDict[TenantScope, tuple[WrappedKey, bytes]] = OrderedDict()
 
+    @property
+    def can_write(self) -> bool:
+        """Whether encryption is on: there are master keys that wrap new data keys."""
+        return self._masters is not None
+
     async def check(self) -> None:
         """Checks that every data key can be unwrapped, by one of each master key. Call it at start.
 
