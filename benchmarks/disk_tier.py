@@ -1,10 +1,11 @@
-"""How fast KV pages go to disk and come back, by the size of a page.
+"""How fast KV pages go to disk and come back, plainly and encrypted, by the size of a page.
 
     python -m benchmarks.disk_tier [--folder DIR] [--megabytes 256] [--json OUT]
 
 For pages of 64 KiB, 256 KiB and 1 MiB: runs of 16 MiB written and brought to the disk, then read back and verified, one
-page at a time and a run at a time. The floors are the checksum alone and plain writing and reading of the same bytes,
-in turns. Reads come from the page cache where it is large enough. The median of the rounds is printed, with the spread.
+page at a time and a run at a time; then the same with a key, so that the files are encrypted. The floors are the
+checksum alone, and plain writing and reading of the same bytes, in turns. Reads come from the page cache where it is
+large enough. The median of the rounds is printed, with the spread.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 from benchmarks.machine import describe_machine
 
 from graftwork.engine.core.prefix_keys import PageKey, child_key, root_key
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.file_format import page_checksum
 from graftwork.engine.kv.disk.store import DiskStore
 
@@ -47,8 +49,9 @@ def make_runs(page_bytes: int, num_bytes: int) -> Runs:
 
 def measure_round(folder: Path, runs: Runs, page_bytes: int) -> dict[str, float]:
     """Seconds of everything that is compared, once."""
-    tier = DiskStore(folder / "kv", 2**50, bytes(32))
-    tier.open()
+    tier = opened(folder / "kv")
+    sealed = opened(folder / "sealed")
+    sealed.unlock(DOMAIN, KvFileKey(os.urandom(32)))
     space = memoryview(bytearray(RUN_BYTES))
     plain = folder / "plain"
     seconds = {
@@ -58,10 +61,22 @@ def measure_round(folder: Path, runs: Runs, page_bytes: int) -> dict[str, float]
         "plain read": timed(lambda: read_plainly(plain, space)),
         "read runs": timed(lambda: [tier.read_pages(keys, space) for keys, _ in runs]),
         "read pages": timed(lambda: [tier.read(key, space[:page_bytes]) for keys, _ in runs for key in keys]),
+        "encrypted write": timed(lambda: [sealed.write(DOMAIN, keys, pages) for keys, pages in runs]),
+        "encrypted read runs": timed(lambda: [sealed.read_pages(keys, space) for keys, _ in runs]),
+        "encrypted read pages": timed(
+            lambda: [sealed.read(key, space[:page_bytes]) for keys, _ in runs for key in keys]
+        ),
     }
-    check(tier, runs, space)
-    tier.close()
+    for store in (tier, sealed):
+        check(store, runs, space)
+        store.close()
     return seconds
+
+
+def opened(folder: Path) -> DiskStore:
+    store = DiskStore(folder, 2**50, bytes(32))
+    store.open()
+    return store
 
 
 def check(tier: DiskStore, runs: Runs, space: memoryview) -> None:
@@ -100,7 +115,7 @@ def report(page_bytes: int, num_bytes: int, rounds: list[dict[str, float]]) -> d
         rates = sorted(num_bytes / round_[name] / 1e9 for round_ in rounds)
         median = statistics.median(rates)
         page_us = page_bytes / median / 1e3
-        print(f"  {name:<12} {median:>6.2f} GB/s ({rates[0]:.2f} to {rates[-1]:.2f}) {page_us:>8.0f} us a page")
+        print(f"  {name:<20} {median:>6.2f} GB/s ({rates[0]:.2f} to {rates[-1]:.2f}) {page_us:>8.0f} us a page")
         figures[name] = {"gb_per_s": rates, "us_per_page": page_us}
     return {"page_bytes": page_bytes, "figures": figures}
 

@@ -10,6 +10,7 @@ each place, in an order that changes from round to round:
     host         it was suspended
     disk         its tenant's limits have moved it to files; they are read from the system's page cache
     cold disk    the same, and the page cache has been told to forget them
+    sealed disk  as disk, with a key: the files are encrypted
 
 Seconds are from the submission to the first token, on the wall clock. A ratio is the median of the ratios within
 rounds: what else the machine does disturbs both sides of it. Every place must report the whole history from where it
@@ -40,13 +41,20 @@ from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import CacheReport, PromptAdmitted, RequestOutput, TokensGenerated
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.requests import (
+    KV_KEY_BYTES,
+    NO_KV_LIMITS,
+    KvFileKey,
+    KvLimits,
+    SessionKey,
+    SessionUse,
+)
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.messages import ReadStats, RunSessionCommand, Stop, SubmitRequest
 from graftwork.platform.ids import IsolationDomain
 
-PLACES = ("recomputed", "device", "host", "disk", "cold disk")
+PLACES = ("recomputed", "device", "host", "disk", "cold disk", "sealed disk")
 NEEDED = {"host": 10.0, "disk": 4.0}
 """How many times faster than recomputing a resume must be; the program fails below that."""
 _NEW_TOKENS = 16
@@ -69,6 +77,8 @@ class Bench:
     def __init__(self, engine: Engine, kv_folder: Path) -> None:
         """`kv_folder` is the engine's folder of KV files."""
         self._kv_folder = kv_folder
+        self.kv_key: KvFileKey | None = None
+        """The key of all that is asked and commanded next."""
         self._inbox = engine.loop.inbox
         self._thread = Thread(target=engine.loop.run, daemon=True)
         self._thread.start()
@@ -79,6 +89,7 @@ class Bench:
         """One token. Raises whatever refused it."""
         outputs: SimpleQueue[tuple[float, list[RequestOutput]]] = SimpleQueue()
         request = replace(greedy_request(prompt, None, 1, domain), session=session, kv_limits=limits)
+        request = replace(request, kv_key=self.kv_key)
         cache, token_id, seconds = CacheReport(), -1, 0.0
         started = time.perf_counter()
         self._inbox.put(SubmitRequest(request, lambda step: outputs.put((time.perf_counter(), step))))
@@ -98,7 +109,8 @@ class Bench:
     def command(self, verb: SessionVerb, tokens: list[int], domain: bytes) -> SessionMemory:
         """One verb on the session."""
         answers: SimpleQueue[SessionMemory] = SimpleQueue()
-        command = SessionCommand(verb, SessionKey("session"), IsolationDomain(domain), (), tuple(tokens))
+        of = SessionKey("session"), IsolationDomain(domain), (), tuple(tokens)
+        command = SessionCommand(verb, *of, kv_key=self.kv_key)
         self._inbox.put(RunSessionCommand(command, answers.put))
         return answers.get()
 
@@ -167,6 +179,8 @@ def measure_round(bench: Bench, number: int, history_tokens: int, *, is_exact: b
     for place in [*PLACES[first:], *PLACES[:first]]:
         if place == "recomputed":
             answer = bench.ask(prompt, token_bytes(8), None)
+        elif place == "sealed disk":
+            answer = _from_sealed_disk(bench, prompt, use)
         else:
             bench.bring_to(place, prompt, domain)
             answer = bench.ask(prompt, domain, use)
@@ -174,6 +188,17 @@ def measure_round(bench: Bench, number: int, history_tokens: int, *, is_exact: b
         seconds[place] = answer.seconds
     bench.command(SessionVerb.CLOSE, prompt, domain)
     return seconds
+
+
+def _from_sealed_disk(bench: Bench, prompt: list[int], use: SessionUse) -> Answer:
+    """The turn of a domain with a key, whose files are encrypted."""
+    domain, bench.kv_key = token_bytes(8), KvFileKey(token_bytes(KV_KEY_BYTES))
+    bench.ask(prompt, domain, use)
+    bench.bring_to("disk", prompt, domain)
+    answer = bench.ask(prompt, domain, use)
+    bench.command(SessionVerb.CLOSE, prompt, domain)
+    bench.kv_key = None
+    return answer
 
 
 def _check(place: str, answer: Answer, expected: int, history_tokens: int) -> None:

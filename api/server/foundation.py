@@ -15,6 +15,7 @@ from graftwork.platform.batches.file_folder import FileFolder
 from graftwork.platform.batches.file_vault import FileVault
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
+from graftwork.platform.encryption.kv_keys import TenantKvKeys
 from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ledger.upkeep.keeping import LedgerKeeping
@@ -109,6 +110,7 @@ async def read_served_model(base: Foundation, modes: ModeSwitch) -> ServedModel:
         activity=base.activity,
         modes=modes,
         public_prefixes=public_prefixes,
+        kv_keys=TenantKvKeys(base.keys, clock) if settings.encrypt_kv_files else None,
     )
     return ServedModel(generator, folder, prompts, planner)
 

@@ -376,7 +376,7 @@ def _turn_dependencies(
         accounting=inference.accounting,
         store=turns,
         log=EventLog(turns.append, inference.clock, asyncio.sleep),
-        kv=SessionKvClient(engine, inference.pepper, inference.generator.public_prefixes),
+        kv=SessionKvClient(engine, inference.pepper, inference.generator.public_prefixes, inference.generator.kv_keys),
         encoder=prompts,
         encoding=inference.encoding,
         clock=inference.clock,

@@ -11,6 +11,7 @@ from benchmarks.simulation.hardware import ScaledHardware
 from benchmarks.simulation.timeline import Timeline
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.cost_model import TransferCost
 from graftwork.engine.kv.index.radix_tree import Domain, Node
@@ -43,6 +44,9 @@ class SimulatedDisk:
 
     def holds(self, key: PageKey) -> bool:
         return key in self._pages
+
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
+        raise NotImplementedError("nothing is encrypted in a simulation")
 
     def forget(self, key: PageKey) -> None:
         self._pages.pop(key, None)

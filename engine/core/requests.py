@@ -5,7 +5,7 @@ adapter digests, never text or tenants. Invariant: a request never changes. The 
 request in a RequestState.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
@@ -105,6 +105,23 @@ class KvLimits:
 NO_KV_LIMITS = KvLimits()
 
 
+KV_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KvFileKey:
+    """The key with which an engine encrypts the KV files of an isolation domain. Its repr and its errors hide it.
+
+    The gateway derives it and sends it with requests. The engine keeps it in memory, and never writes it.
+    """
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != KV_KEY_BYTES:
+            raise ValueError(f"the key of KV files has {len(self.secret)} bytes in place of {KV_KEY_BYTES}")
+
+
 @dataclass(frozen=True, slots=True)
 class SessionUse:
     """The session that a request belongs to, and how much of the prompt the session has computed before."""
@@ -133,6 +150,8 @@ class EngineRequest:
     cached until their room is needed.
     """
     kv_limits: KvLimits = NO_KV_LIMITS
+    kv_key: KvFileKey | None = None
+    """Encrypts the domain's KV files from now on; None changes nothing."""
     cache_ttl_s: float | None = None
     """For how many seconds after this request another request is likely to begin with its prompt: above 0, up to
     `MAX_CACHE_TTL_S`. For this time, the full pages of the prompt are evicted after pages without a lease (see

@@ -7,7 +7,7 @@ starts.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from graftwork.engine.core.requests import AdapterUse, SessionKey
+from graftwork.engine.core.requests import AdapterUse, KvFileKey, SessionKey
 from graftwork.platform.ids import IsolationDomain
 
 
@@ -55,6 +55,8 @@ class SessionCommand:
     """The tools of the command. With HOLD, these are the called tools. With PREFETCH, these are the tools that have
     answered.
     """
+    kv_key: KvFileKey | None = None
+    """See EngineRequest.kv_key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey, page_key, pages_for
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, SessionUse
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.eviction_queue import EvictionPolicy, Ranking
@@ -195,6 +195,14 @@ class KvCacheManager:
                 tree.remove_subtree(node)
         self._disk.forget_domain(domain_digest(domain))
         self._copies.sweep()
+
+    def unlock_files(self, domain: Domain, key: KvFileKey | None) -> None:
+        """Encrypts the files of `domain` (usually one tenant) with `key` from now on, and reads those that are.
+
+        Removes its plain files when its first key comes. None changes nothing.
+        """
+        if key is not None and self._disk.unlock(domain_digest(domain), key):
+            self._copies.sweep()
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
         """Sets the most bytes that the KV pages of `domain` (usually one tenant) may take on each tier, and enforces

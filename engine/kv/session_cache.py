@@ -78,6 +78,7 @@ class SessionCache:
 
     def run(self, command: SessionCommand) -> SessionMemory:
         """Runs one command on a session. Returns on which tiers the KV of the session's history is afterwards."""
+        self._kv_cache.unlock_files(command.domain, command.kv_key)
         path = self._path(command)
         use = SessionUse(command.session, len(command.token_ids))
         match command.verb:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
@@ -49,7 +50,7 @@ class Follower:
         match command.kind:
             case "step":
                 self._step(command)
-            case "transfer" | "sweep" | "forget_page" | "forget_domain":
+            case "transfer" | "sweep" | "forget_page" | "forget_domain" | "unlock_domain":
                 self._pages.obey(command)
             case "move" | "place" | "renew" | "forget":
                 self._adapters.obey(command)
@@ -142,6 +143,8 @@ class FollowerPages:
                 disk.forget(PageKey(bytes.fromhex(values["key"])))
             case "forget_domain" if disk is not None:
                 disk.forget_domain(bytes.fromhex(values["domain"]))
+            case "unlock_domain" if disk is not None:
+                disk.unlock(bytes.fromhex(values["domain"]), KvFileKey(bytes.fromhex(values["key"])))
 
     def wait_for(self, loads: Sequence[int]) -> None:
         """Makes the next step wait, layer by layer, for those of `loads` that run. Waits until they have begun."""

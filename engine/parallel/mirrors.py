@@ -10,6 +10,7 @@ from itertools import count
 from threading import Lock
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.index import DiskCounters, ObjectFigures
 from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.transfer.copier import PageCopier
@@ -86,6 +87,8 @@ class MirroredDisk:
     def __init__(self, own: TierStore, workers: Workers) -> None:
         self._own = own
         self._workers = workers
+        self._keys: dict[bytes, KvFileKey] = {}
+        """The keys that the other ranks have."""
 
     @property
     def num_pages(self) -> int:
@@ -114,11 +117,18 @@ class MirroredDisk:
     def holds(self, key: PageKey) -> bool:
         return self._own.holds(key)
 
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
+        if self._keys.get(domain) != key:  # each request brings it
+            self._keys[domain] = key
+            self._workers.send(Envelope("unlock_domain", {"domain": domain.hex(), "key": key.secret.hex()}))
+        return self._own.unlock(domain, key)
+
     def forget(self, key: PageKey) -> None:
         self._own.forget(key)
         self._workers.send(Envelope("forget_page", {"key": key.hex()}))
 
     def forget_domain(self, domain: bytes) -> int:
+        self._keys.pop(domain, None)
         self._workers.send(Envelope("forget_domain", {"domain": domain.hex()}))
         return self._own.forget_domain(domain)
 

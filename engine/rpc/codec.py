@@ -39,6 +39,7 @@ from graftwork.engine.core.requests import (
     EngineRequest,
     GrammarKind,
     GrammarSource,
+    KvFileKey,
     KvLimits,
     ReasoningRule,
     ServiceTier,
@@ -78,7 +79,12 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         traced=request.traced,
         pooling=request.pooling or "",
         reasoning_json="" if request.reasoning is None else to_json(request.reasoning),
+        kv_key=_secret_of(request.kv_key),
     )
+
+
+def _secret_of(key: KvFileKey | None) -> bytes:
+    return b"" if key is None else key.secret
 
 
 def _grammar_to_wire(grammar: GrammarSource | None) -> wire.Grammar | None:
@@ -106,6 +112,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         traced=submit.traced,
         pooling=Pooling(submit.pooling) if submit.pooling else None,
         reasoning=from_json(ReasoningRule, json.loads(submit.reasoning_json)) if submit.reasoning_json else None,
+        kv_key=KvFileKey(submit.kv_key) if submit.kv_key else None,
     )
 
 
@@ -323,6 +330,7 @@ def command_to_wire(command: SessionCommand) -> wire.Tending:
         token_ids=command.token_ids,
         public_tokens=command.public_tokens,
         waits=[wire.ToolWait(**asdict(wait)) for wait in command.waits],
+        kv_key=_secret_of(command.kv_key),
     )
 
 
@@ -335,6 +343,7 @@ def command_from_wire(message: wire.Tending) -> SessionCommand:
         token_ids=tuple(message.token_ids),
         public_tokens=message.public_tokens,
         waits=tuple(_read(ToolWait, wait) for wait in message.waits),
+        kv_key=KvFileKey(message.kv_key) if message.kv_key else None,
     )
 
 

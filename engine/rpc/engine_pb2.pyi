@@ -15,7 +15,7 @@ class GatewayMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "weight", "session", "kv_limits", "public_tokens", "cache_ttl_s", "deadline_s", "no_lookups", "grammar", "prediction_token_ids", "emitted_token_ids", "traced", "reasoning_json", "pooling")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "weight", "session", "kv_limits", "public_tokens", "cache_ttl_s", "deadline_s", "no_lookups", "grammar", "prediction_token_ids", "emitted_token_ids", "traced", "reasoning_json", "pooling", "kv_key")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Submit(_message.Message):
     TRACED_FIELD_NUMBER: _ClassVar[int]
     REASONING_JSON_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    KV_KEY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_json: str
@@ -54,7 +55,8 @@ class Submit(_message.Message):
     traced: bool
     reasoning_json: str
     pooling: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., cache_ttl_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., no_lookups: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., traced: _Optional[bool] = ..., reasoning_json: _Optional[str] = ..., pooling: _Optional[str] = ...) -> None: ...
+    kv_key: bytes
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., cache_ttl_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., no_lookups: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., traced: _Optional[bool] = ..., reasoning_json: _Optional[str] = ..., pooling: _Optional[str] = ..., kv_key: _Optional[bytes] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "strict")
@@ -371,7 +373,7 @@ class ForgetDomainReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Tending(_message.Message):
-    __slots__ = ("verb", "session", "isolation", "adapters", "token_ids", "public_tokens", "waits")
+    __slots__ = ("verb", "session", "isolation", "adapters", "token_ids", "public_tokens", "waits", "kv_key")
     VERB_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +381,7 @@ class Tending(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    KV_KEY_FIELD_NUMBER: _ClassVar[int]
     verb: str
     session: str
     isolation: bytes
@@ -386,7 +389,8 @@ class Tending(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     public_tokens: int
     waits: _containers.RepeatedCompositeFieldContainer[ToolWait]
-    def __init__(self, verb: _Optional[str] = ..., session: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., public_tokens: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[ToolWait, _Mapping]]] = ...) -> None: ...
+    kv_key: bytes
+    def __init__(self, verb: _Optional[str] = ..., session: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., public_tokens: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[ToolWait, _Mapping]]] = ..., kv_key: _Optional[bytes] = ...) -> None: ...
 
 class ToolWait(_message.Message):
     __slots__ = ("tool", "expected_ms")

@@ -126,6 +126,7 @@ class Scheduler:
         outputs = self.fail([one.request_id for one in displaced], displaced_error(retry_after_s))
         if request.session is not None:
             self.session_cache.begin_turn(request.domain, request.session)
+        self._kv_cache.unlock_files(request.domain, request.kv_key)
         self._kv_cache.set_limits(request.domain, request.kv_limits)
         self._by_id[request.request_id] = state
         self._waiting.enqueue(state)

@@ -48,6 +48,11 @@ class TenantKeys:
         """Calls `forget` when this process destroys the data key of a tenant."""
         self._when_destroyed.append(forget)
 
+    @property
+    def can_write(self) -> bool:
+        """Whether encryption is on: there are master keys that wrap new data keys."""
+        return self._masters is not None
+
     async def check(self) -> None:
         """Checks that every data key can be unwrapped, by one of each master key. Call it at start.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.platform.settings.setting import setting
-from graftwork.platform.settings.values import parse_bytes, parse_path, parse_text, seconds, whole
+from graftwork.platform.settings.values import parse_bytes, parse_flag, parse_path, parse_text, seconds, whole
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class StorageSettings:
     """The secret that key hashes depend on. If it is lost, no key works any more. None makes one at first start."""
     master_key_file: Path | None = setting(None, parse_path)
     """The file of master keys (`graftwork db master-key create`). With it, transcripts and files are encrypted."""
+    encrypt_kv_files: bool = setting(False, parse_flag)
+    """Whether engines encrypt the KV files of each tenant with a key of its own. It needs `master_key_file`."""
     kv_dir: Path | None = setting(None, parse_path)
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     shared_kv_dir: Path | None = setting(None, parse_path)

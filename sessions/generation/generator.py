@@ -25,10 +25,11 @@ from graftwork.engine.core.events import (
     StepsTraced,
     TokensGenerated,
 )
-from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.requests import EngineRequest, KvFileKey
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.activity.meter import ActivityMeter, RequestWatch
 from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.encryption.kv_keys import TenantKvKeys
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
@@ -99,6 +100,8 @@ class Generator:
     """Counts what tenants, adapters and sessions do."""
     modes: ModeSwitch | None = None
     """The operator's degraded modes; None has none."""
+    kv_keys: TenantKvKeys | None = None
+    """The keys of tenants' KV files; None lets engines write them plainly."""
     seeds: Random = field(default_factory=SystemRandom)
     """Draws the seeds of requests without one."""
 
@@ -219,7 +222,7 @@ class Generation:
             reported: PromptReported | None = None
             reason: FinishReason | None = None
             self._begin()
-            async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
+            async with aclosing(self._generator.engine.generate(await self._engine_request())) as engine_events:
                 async for event in engine_events:
                     if prompt is not None and (tokens := prompt.take(event)) is not None:
                         prompt, reported = None, PromptReported(tokens)
@@ -346,8 +349,9 @@ class Generation:
             with_stop_logprobs=request.stop_logprobs,
         )
 
-    def _engine_request(self) -> EngineRequest:
-        request = self.request
+    async def _engine_request(self) -> EngineRequest:
+        request, owner, keys = self.request, self.request.owner, self._generator.kv_keys
+        kv_key = None if keys is None or owner is None else KvFileKey(await keys.of(owner.tenant_id))
         return EngineRequest(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
@@ -358,6 +362,7 @@ class Generation:
             weight=request.weight,
             session=request.session,
             kv_limits=request.kv_limits,
+            kv_key=kv_key,
             cache_ttl_s=request.cache_ttl_s,
             pooling=request.pooling,
             prediction_token_ids=request.prediction_token_ids,

@@ -10,14 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.requests import SessionKey
+from graftwork.engine.core.requests import KvFileKey, SessionKey
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
+from graftwork.platform.encryption.kv_keys import TenantKvKeys
 from graftwork.platform.errors import GraftworkError
+from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.principals import isolation_of
 from graftwork.sessions.core.session import AgentSession
 from graftwork.sessions.text.encoding import PublicPrefixes
 
 _log = logging.getLogger("graftwork.sessions")
+
+_REMOVING = (SessionVerb.CLOSE, SessionVerb.CHANGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,16 @@ class SessionKvClient:
     answer.
     """
 
-    def __init__(self, engine: EngineClient, pepper: bytes, public_prefixes: PublicPrefixes) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        pepper: bytes,
+        public_prefixes: PublicPrefixes,
+        kv_keys: TenantKvKeys | None = None,
+    ) -> None:
+        """`kv_keys` has the keys of tenants' KV files; None lets engines write them plainly."""
         self._engine = engine
+        self._kv_keys = kv_keys
         self._pepper = pepper
         self._public_prefixes = public_prefixes
 
@@ -73,17 +85,28 @@ class SessionKvClient:
     async def _send(
         self, verb: SessionVerb, history: History, waits: tuple[ToolWait, ...] = ()
     ) -> SessionMemory | None:
-        command = SessionCommand(
-            verb=verb,
-            session=SessionKey(history.session.session_id),
-            domain=isolation_of(history.session.tenant_id, self._pepper),
-            adapters=history.session.model.adapters,
-            token_ids=tuple(history.token_ids),
-            waits=waits,
-            public_tokens=self._public_prefixes.tokens_of(history.token_ids),
-        )
         try:
-            return await self._engine.run_session_command(command)
+            return await self._engine.run_session_command(
+                SessionCommand(
+                    verb=verb,
+                    session=SessionKey(history.session.session_id),
+                    domain=isolation_of(history.session.tenant_id, self._pepper),
+                    adapters=history.session.model.adapters,
+                    token_ids=tuple(history.token_ids),
+                    waits=waits,
+                    public_tokens=self._public_prefixes.tokens_of(history.token_ids),
+                    kv_key=await self._key(verb, history.session.tenant_id),
+                )
+            )
         except GraftworkError as error:
             _log.info("session_command_failed", extra={"verb": verb, "reason": error.message})
             return None
+
+    async def _key(self, verb: SessionVerb, tenant_id: TenantId) -> KvFileKey | None:
+        """Returns the key of the tenant's KV files, if the command may read or write them.
+
+        To remove KV takes no key: the sessions of a deleted tenant are closed when its keys are gone.
+        """
+        if self._kv_keys is None or verb in _REMOVING:
+            return None
+        return KvFileKey(await self._kv_keys.of(tenant_id))

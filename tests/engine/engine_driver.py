@@ -28,6 +28,7 @@ from graftwork.engine.core.requests import (
     AdapterUse,
     EngineRequest,
     GrammarSource,
+    KvFileKey,
     KvLimits,
     ReasoningRule,
     ServiceTier,
@@ -88,6 +89,7 @@ class EngineDriver:
         prediction: tuple[int, ...] = (),
         emitted: Sequence[int] = (),
         kv_limits: KvLimits = NO_KV_LIMITS,
+        kv_key: KvFileKey | None = None,
         public_tokens: int = 0,
         traced: bool = False,
         reasoning: ReasoningRule | None = None,
@@ -109,6 +111,7 @@ class EngineDriver:
             prediction_token_ids=prediction,
             emitted_token_ids=tuple(emitted),
             kv_limits=kv_limits,
+            kv_key=kv_key,
             public_tokens=public_tokens,
             traced=traced,
             reasoning=reasoning,
@@ -159,7 +162,8 @@ class EngineDriver:
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
         domain = IsolationDomain(options.get("domain", b"tenant"))
-        command = SessionCommand(verb, SessionKey(session), domain, adapters, tuple(tokens), 0, waits)
+        public_tokens, key = options.get("public_tokens", 0), options.get("kv_key")
+        command = SessionCommand(verb, SessionKey(session), domain, adapters, tuple(tokens), public_tokens, waits, key)
         self.loop.take(RunSessionCommand(command, answers.append))
         return answers[0]
 

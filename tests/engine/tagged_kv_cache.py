@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from graftwork.engine.core.prefix_keys import CacheScope, PageKey, PrefixScope, page_key
-from graftwork.engine.core.requests import EngineRequest, SessionKey, SessionUse
+from graftwork.engine.core.requests import EngineRequest, KvFileKey, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
@@ -70,6 +70,9 @@ class FakeDisk:
 
     def holds(self, key: PageKey) -> bool:
         return key in self.pages
+
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
+        raise NotImplementedError("tags are not encrypted")
 
     def forget(self, key: PageKey) -> None:
         self.pages.pop(key, None)

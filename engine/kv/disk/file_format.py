@@ -1,11 +1,13 @@
 """Defines the format of a file of KV pages: a header that describes the pages, then the pages.
 
-    magic  version  count  page_bytes  layout  domain  │ key, checksum │ … │ header's checksum │ zeros │ page │ page │ …
-      8       4       4        8         32      32        32 + 16                16         to 4096
+    magic  version  count  page_bytes  layout  domain  salt │ key, checksum │ … │ header's checksum │ zeros │ page │ …
+      8       4       4        8         32      32    0, 32    32 + 16                16         to 4096
 
 The second line is the size of each field in bytes. `count` is the number of pages, and `page_bytes` the size of one
 page. `layout` is a digest of the page layout, `domain` a digest of the domain (usually one tenant) that the file is
 charged to. The header has one key and one checksum for each page. Zeros fill the header up to a multiple of 4096 bytes.
+Version 1 is a plain file. Version 2 is an encrypted one: its header has a salt, and each page is encrypted as
+platform/encryption/sealed_pages.py does, with the tag in the place of the checksum (keyring.py has the keys).
 
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
 page is checked when it is read. A file never changes after it got its final name.
@@ -19,6 +21,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from graftwork.engine.core.prefix_keys import KEY_BYTES, PageKey
 
@@ -34,7 +37,10 @@ MAX_PAGES = 1024
 
 _MAGIC = b"GRAFTKV\n"
 
-_VERSION = 1
+_PLAIN, _SEALED = 1, 2
+"""The versions of the format."""
+
+SALT_BYTES = 32
 
 _FIXED_FIELDS = struct.Struct("<8sIIQ32s32s")
 
@@ -62,14 +68,17 @@ class PageFileHeader:
     page_bytes: int
     keys: tuple[PageKey, ...]
     checksums: tuple[bytes, ...]
+    """16 bytes for each page: its checksum, or the tag of an encrypted page."""
+    salt: bytes | None = None
+    """The salt of an encrypted file's key, 32 bytes; None for a plain file."""
 
     @property
     def header_bytes(self) -> int:
-        return header_bytes(len(self.keys))
+        return header_bytes(len(self.keys), is_sealed=self.salt is not None)
 
     @property
     def file_bytes(self) -> int:
-        return file_bytes(len(self.keys), self.page_bytes)
+        return file_bytes(len(self.keys), self.page_bytes, is_sealed=self.salt is not None)
 
     def page_offset(self, number: int) -> int:
         """Returns the offset of a page from the start of the file, in bytes. `number` is the page's index in `keys`."""
@@ -77,9 +86,10 @@ class PageFileHeader:
 
     def encode(self) -> bytes:
         """Returns the header as bytes, with its checksum and zeros as padding, ready to be written to the file."""
-        fixed = _FIXED_FIELDS.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.domain)
+        version = _PLAIN if self.salt is None else _SEALED
+        fixed = _FIXED_FIELDS.pack(_MAGIC, version, len(self.keys), self.page_bytes, self.layout, self.domain)
         entries = (key + checksum for key, checksum in zip(self.keys, self.checksums, strict=True))
-        content = b"".join((fixed, *entries))
+        content = b"".join((fixed, self.salt or b"", *entries))
         return (content + page_checksum(content)).ljust(self.header_bytes, b"\0")
 
 
@@ -88,15 +98,18 @@ def page_checksum(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).digest()[:CHECKSUM_BYTES]
 
 
-def header_bytes(num_pages: int) -> int:
-    """Returns the size in bytes of the header of a file with `num_pages` pages: always a multiple of BLOCK_BYTES."""
-    content = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
+def header_bytes(num_pages: int, *, is_sealed: bool = False) -> int:
+    """Returns the size in bytes of the header of a file with `num_pages` pages: always a multiple of BLOCK_BYTES.
+
+    `is_sealed` says whether the file is encrypted.
+    """
+    content = _entries_start(is_sealed=is_sealed) + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
     return -(-content // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def file_bytes(num_pages: int, page_bytes: int) -> int:
+def file_bytes(num_pages: int, page_bytes: int, *, is_sealed: bool = False) -> int:
     """Returns the size in bytes of a file with `num_pages` pages, including the header."""
-    return header_bytes(num_pages) + num_pages * page_bytes
+    return header_bytes(num_pages, is_sealed=is_sealed) + num_pages * page_bytes
 
 
 def promised_header_bytes(start: bytes) -> int:
@@ -104,8 +117,8 @@ def promised_header_bytes(start: bytes) -> int:
 
     Raises DamagedFile if `start` is not the start of a header, or ForeignFile if the header has another version.
     """
-    num_pages = _fixed_fields(start)[0]
-    return header_bytes(num_pages)
+    fixed = _fixed_fields(start)
+    return header_bytes(fixed.num_pages, is_sealed=fixed.is_sealed)
 
 
 def decode_header(content: bytes) -> PageFileHeader:
@@ -113,17 +126,19 @@ def decode_header(content: bytes) -> PageFileHeader:
 
     Raises DamagedFile if any bit of the header is wrong, or ForeignFile if the header has another version.
     """
-    num_pages, page_bytes, layout, domain = _fixed_fields(content)
-    end = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES
+    fixed = _fixed_fields(content)
+    first = _entries_start(is_sealed=fixed.is_sealed)
+    end = first + fixed.num_pages * _ENTRY_BYTES
     if content[end : end + CHECKSUM_BYTES] != page_checksum(content[:end]):
         raise DamagedFile("the header's checksum is wrong")
-    starts = range(_FIXED_FIELDS.size, end, _ENTRY_BYTES)
+    starts = range(first, end, _ENTRY_BYTES)
     return PageFileHeader(
-        layout=layout,
-        domain=domain,
-        page_bytes=page_bytes,
+        layout=fixed.layout,
+        domain=fixed.domain,
+        page_bytes=fixed.page_bytes,
         keys=tuple(PageKey(content[start : start + KEY_BYTES]) for start in starts),
         checksums=tuple(content[start + KEY_BYTES : start + _ENTRY_BYTES] for start in starts),
+        salt=content[_FIXED_FIELDS.size : first] if fixed.is_sealed else None,
     )
 
 
@@ -132,17 +147,32 @@ def checksums_of(pages: Iterable[memoryview]) -> tuple[bytes, ...]:
     return tuple(map(page_checksum, pages))
 
 
-def _fixed_fields(content: bytes) -> tuple[int, int, bytes, bytes]:
+class _FixedFields(NamedTuple):
+    """The first fields of a header."""
+
+    num_pages: int
+    page_bytes: int
+    layout: bytes
+    domain: bytes
+    is_sealed: bool
+
+
+def _entries_start(*, is_sealed: bool) -> int:
+    """Returns the offset of the first page's key in a header."""
+    return _FIXED_FIELDS.size + (SALT_BYTES if is_sealed else 0)
+
+
+def _fixed_fields(content: bytes) -> _FixedFields:
     if len(content) < _FIXED_FIELDS.size:
         raise DamagedFile("shorter than a header")
     magic, version, num_pages, page_bytes, layout, domain = _FIXED_FIELDS.unpack_from(content)
     if magic != _MAGIC:
         raise DamagedFile("not a file of pages")
-    if version != _VERSION:
+    if version not in (_PLAIN, _SEALED):
         raise ForeignFile(f"version {version}")
     if not 1 <= num_pages <= MAX_PAGES:
         raise DamagedFile(f"{num_pages} pages")
-    return num_pages, page_bytes, layout, domain
+    return _FixedFields(num_pages, page_bytes, layout, domain, version == _SEALED)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from dataclasses import astuple, dataclass
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.eviction import DomainUsage, VictimSearch
 from graftwork.engine.kv.disk.file_format import FileSpan, PageFile
+from graftwork.engine.kv.disk.keyring import Keyring
 from graftwork.platform.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -117,8 +118,10 @@ class DiskIndex:
     The sizes of all files together should be at most `max_bytes`.
     """
 
-    def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
+    def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0, keyring: Keyring | None = None) -> None:
+        """Lookups find only pages that `keyring` opens."""
         self.max_bytes = max_bytes
+        self._keyring = keyring or Keyring()
         self._lock = threading.Lock()
         self._locations: dict[PageKey, tuple[PageFile, int]] = {}
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
@@ -141,7 +144,8 @@ class DiskIndex:
         return self._usage.bytes_of(domain)
 
     def holds(self, key: PageKey) -> bool:
-        return key in self._locations
+        location = self._locations.get(key)
+        return location is not None and self._keyring.opens(location[0].header)
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
         with self._lock:
@@ -227,16 +231,17 @@ class DiskIndex:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)
 
-    def forget_domain(self, domain: bytes) -> int:
+    def forget_domain(self, domain: bytes, *, only_plain: bool = False) -> int:
         """Forgets where the pages of a domain (usually one tenant) are, so that lookups no longer find them.
 
-        Returns the number of these pages.
+        With `only_plain`, leaves encrypted files alone. Returns the number of these pages.
         """
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
-                for key in file.header.keys if file.header is not None else ():
-                    self._remove_location(file, key)
+                if file.header is not None and not (only_plain and file.header.salt):
+                    for key in file.header.keys:
+                        self._remove_location(file, key)
             return before - len(self._locations)
 
     def touch(self, file: PageFile, now_ns: int) -> int | None:
@@ -269,7 +274,7 @@ class DiskIndex:
         with self._lock:
             for key in keys:
                 location = self._locations.get(key)
-                if location is None or location[0].header is None:
+                if location is None or location[0].header is None or not self._keyring.opens(location[0].header):
                     break
                 file, number = location
                 last = found[-1] if found else None

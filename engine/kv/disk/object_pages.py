@@ -19,9 +19,10 @@ from functools import partial
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.bucket import Bucket, attempt
-from graftwork.engine.kv.disk.file_format import DamagedFile, FileSpan, ForeignFile, PageFile, page_checksum
+from graftwork.engine.kv.disk.file_format import DamagedFile, FileSpan, ForeignFile, PageFile
 from graftwork.engine.kv.disk.files import FileEntry
 from graftwork.engine.kv.disk.index import DiskCounters, DiskIndex, DiskMonitor, ObjectFigures
+from graftwork.engine.kv.disk.keyring import Keyring
 from graftwork.engine.kv.disk.object_uploads import ObjectUploads, Upload
 from graftwork.engine.kv.disk.recovery import is_our_name, read_header
 from graftwork.engine.kv.disk.store import DiskStore
@@ -34,14 +35,15 @@ _FAILED = "object_failed"
 class ObjectPages:
     """The pages in a bucket. `holds`, `offer` and the methods that forget never wait, and any thread may call them."""
 
-    def __init__(self, bucket: Bucket, layout: bytes, max_bytes: int, clock: Clock) -> None:
-        """`layout` is the digest that the headers must have."""
+    def __init__(self, bucket: Bucket, layout: bytes, max_bytes: int, clock: Clock, keyring: Keyring) -> None:
+        """`layout` is the digest that the headers must have. `keyring` is that of the engine's own store."""
         self._bucket = bucket
         self._layout = layout
         self._folder = layout.hex()[:32]
         self._clock = clock
         self._monitor = DiskMonitor(clock)
-        self._index = DiskIndex(max_bytes)
+        self._keyring = keyring
+        self._index = DiskIndex(max_bytes, keyring=keyring)
         self._known: dict[str, PageFile] = {}
         """By name: the objects that were found or written. Their header is None if they cannot be used."""
         self._changing = threading.Lock()
@@ -119,6 +121,10 @@ class ObjectPages:
     def forget(self, key: PageKey) -> None:
         """Forgets where a page is. `sweep` removes an object when all of its pages are forgotten."""
         self._index.forget(key)
+
+    def forget_plain(self, domain: bytes) -> int:
+        """Forgets the pages of a domain that are not encrypted. `sweep` removes their objects. Returns their number."""
+        return self._index.forget_domain(domain, only_plain=True)
 
     def forget_domain(self, domain: bytes) -> int:
         """Forgets all pages of a domain (usually one tenant), and has `sweep` remove their objects.
@@ -212,22 +218,20 @@ class ObjectPages:
 
     def _read_span(self, span: FileSpan, space: memoryview) -> int:
         """Reads consecutive pages of one object into `space`. Returns how many are correct, counted from the first."""
-        name, header, size = span.file.name, span.header, span.header.page_bytes
+        name = span.file.name
         try:
-            num_bytes = self._bucket.read(name, header.page_offset(span.first), space)
+            num_bytes = self._bucket.read(name, span.header.page_offset(span.first), space)
         except FileNotFoundError:
             self._drop(name)
             return 0
         except OSError as error:
             self._lose_contact(error)
             return 0
-        for number in range(span.count):
-            page = space[number * size : (number + 1) * size]
-            if num_bytes < (number + 1) * size or page_checksum(page) != header.checksums[span.first + number]:
-                self._monitor.record_corrupt(name, "a page is wrong")
-                self._evict([span.file], counter=None)
-                return number
-        return span.count
+        check = self._keyring.check(span, num_bytes, space)
+        if check.trouble is not None:
+            self._monitor.record_corrupt(name, check.trouble)
+            self._evict([span.file], counter=None)
+        return check.num_good
 
     def _upload(self, upload: Upload) -> None:
         """Writes one file of an engine's disk to the bucket, unless it is gone or its domain was forgotten."""

@@ -22,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.file_format import DamagedFile, FileSpan, ForeignFile, PageFile, page_checksum
+from graftwork.engine.kv.disk.file_format import DamagedFile, FileSpan, ForeignFile, PageFile
 from graftwork.engine.kv.disk.files import DRAFT_SUFFIX, FaultTolerantFiles, FileEntry, LocalFiles
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, DiskIndex, DiskMonitor, ObjectFigures
+from graftwork.engine.kv.disk.keyring import Keyring
 from graftwork.engine.kv.disk.recovery import is_our_name, read_header
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import Clock
@@ -38,12 +39,15 @@ _DRAFT_MAX_AGE_S = 600.0
 class PeerPages:
     """The pages in the slots of other engines. `holds` and the methods that forget may be called from any thread."""
 
-    def __init__(self, root: Path, own_slot: Path, layout: bytes, clock: Clock) -> None:
-        """`own_slot` is the folder of this engine, below `root`. `layout` is the digest that the headers must have."""
+    def __init__(self, root: Path, own_slot: Path, layout: bytes, clock: Clock, keyring: Keyring) -> None:
+        """`own_slot` is the folder of this engine, below `root`. `layout` is the digest that the headers must have.
+        `keyring` is that of the engine's own store.
+        """
         self._root = root
         self._own_slot = own_slot
         self._layout = layout
         self._clock = clock
+        self._keyring = keyring
         self._monitor = DiskMonitor(clock)
         self._files = FaultTolerantFiles(LocalFiles(root), self._monitor)
         self._indexes: dict[str, DiskIndex] = {}
@@ -106,6 +110,10 @@ class PeerPages:
                 self._lose(span.file)
                 break
         return done
+
+    def forget_plain(self, domain: bytes) -> int:
+        """Does nothing: the owners remove their files."""
+        return 0
 
     def offer(self, own: DiskStore, keys: Sequence[PageKey]) -> None:
         """Does nothing: the others read this engine's slot."""
@@ -189,19 +197,14 @@ class PeerPages:
         self._known[slot][name] = file
         if file is not None:
             if slot not in self._indexes:
-                self._indexes = {**self._indexes, slot: DiskIndex(_NO_LIMIT)}
+                self._indexes = {**self._indexes, slot: DiskIndex(_NO_LIMIT, keyring=self._keyring)}
             self._indexes[slot].add(file)
             if header.domain in self._to_erase:
                 self._indexes[slot].forget_domain(header.domain)
 
     def _read_span(self, span: FileSpan, space: memoryview) -> int:
-        header, size = span.header, span.header.page_bytes
-        num_bytes = self._files.read(span.file.name, header.page_offset(span.first), space) or 0
-        for number in range(span.count):
-            page = space[number * size : (number + 1) * size]
-            if num_bytes < (number + 1) * size or page_checksum(page) != header.checksums[span.first + number]:
-                return number
-        return span.count
+        num_bytes = self._files.read(span.file.name, span.header.page_offset(span.first), space) or 0
+        return self._keyring.check(span, num_bytes, space).num_good
 
     def _lose(self, file: PageFile) -> None:
         """Forgets the pages of a file, until another file at its path is found."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.bucket import Bucket
 from graftwork.engine.kv.disk.files import Buffer
 from graftwork.engine.kv.disk.index import DiskCounters, ObjectFigures
@@ -63,6 +64,10 @@ class OtherPages(Protocol):
         ...
 
     def forget(self, key: PageKey) -> None: ...
+    def forget_plain(self, domain: bytes) -> int:
+        """Forgets the pages of a domain that are not encrypted. Returns their number, if `sweep` shall remove them."""
+        ...
+
     def forget_domain(self, domain: bytes) -> int: ...
 
     def sweep(self) -> None:
@@ -84,7 +89,7 @@ def take_slot(root: Path, max_bytes: int, layout: bytes, reserve_share: float = 
         slot = root / layout.hex()[:32] / f"slot-{number}"
         own = DiskStore(slot, max_bytes, layout, clock=clock, reserve_share=reserve_share)
         if own.try_open():
-            return SharedStore(own, PeerPages(root, slot, layout, clock), clock)
+            return SharedStore(own, PeerPages(root, slot, layout, clock, own.keyring), clock)
     raise InvalidRequest(
         f"All {MAX_SLOTS} slots in {root} are taken: use another --shared-kv-dir.", param="shared_kv_dir"
     )
@@ -97,7 +102,7 @@ def open_bucket(own: DiskStore, url: str, max_bytes: int, layout: bytes) -> "Sha
     result. Raises InvalidRequest if the URL names no bucket.
     """
     clock = SystemClock()
-    return SharedStore(own, ObjectPages(Bucket(url), layout, max_bytes, clock), clock)
+    return SharedStore(own, ObjectPages(Bucket(url), layout, max_bytes, clock, own.keyring), clock)
 
 
 class SharedStore:
@@ -164,6 +169,12 @@ class SharedStore:
     def holds(self, key: PageKey) -> bool:
         """Returns whether any engine has stored a page, as far as this one knows. O(1). Any thread may call it."""
         return self.own.holds(key) or self.peers.holds(key)
+
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
+        """Takes the key of a domain, with which the pages of all engines are read. See `DiskStore.unlock`."""
+        is_new = not self.own.keyring.seals(domain)
+        must_sweep = self.own.unlock(domain, key)
+        return (is_new and self.peers.forget_plain(domain) > 0) or must_sweep
 
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()

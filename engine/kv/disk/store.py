@@ -1,4 +1,4 @@
-"""Stores KV pages on disk, in checksummed files within a budget of bytes.
+"""Stores KV pages on disk, in checksummed files within a budget of bytes. Those of domains with a key are encrypted.
 
 DiskStore owns its folder: only it writes, reads and removes files there.
 
@@ -22,23 +22,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.file_format import (
     MAX_PAGES,
     FileSpan,
     PageFile,
     PageFileHeader,
-    checksums_of,
     file_bytes,
-    page_checksum,
 )
 from graftwork.engine.kv.disk.files import Buffer, FaultTolerantFiles, FileSystem, LocalFiles
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, DiskIndex, DiskMonitor, ObjectFigures
+from graftwork.engine.kv.disk.keyring import Keyring
 from graftwork.engine.kv.disk.lock import FolderLock
 from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
 from graftwork.platform.clock import Clock, SystemClock
 
 _FILE_BYTES = 64 * 2**20
 """The most bytes of pages in one file. A file is evicted as a whole, and one bad sector loses the whole file."""
+_SEALED_FILE_BYTES = 16 * 2**20
+"""The most bytes of pages in one encrypted file: so much memory is taken besides while it is written."""
 _FILES_AT_LEAST = 16
 """Even a small budget has room for this many files, so that an eviction never removes all pages."""
 _DIGEST_BYTES = 32
@@ -67,7 +69,9 @@ class DiskStore:
         self._monitor = DiskMonitor(self._clock)
         self._files = FaultTolerantFiles(files or LocalFiles(folder), self._monitor)
         self._folder_lock = FolderLock(folder)
-        self._index = DiskIndex(max_bytes, int(reserve_share * max_bytes))
+        self.keyring = Keyring()
+        """The keys of encrypted files."""
+        self._index = DiskIndex(max_bytes, int(reserve_share * max_bytes), self.keyring)
         self._file_bytes = min(_FILE_BYTES, max_bytes // _FILES_AT_LEAST)
         self._writing = threading.Lock()
 
@@ -78,7 +82,7 @@ class DiskStore:
 
     @property
     def num_pages(self) -> int:
-        """The number of pages for which `holds` returns True."""
+        """The number of pages that are stored. Those whose key has not come yet count, though `holds` returns False."""
         return self._index.num_pages
 
     @property
@@ -122,6 +126,13 @@ class DiskStore:
         """
         self._index.set_reserve(domain, num_bytes)
 
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
+        """Reads and writes the files of a domain (usually one tenant) with a key from now on. Touches no file.
+
+        If the domain had none, its plain pages are forgotten. Returns whether `sweep` should be called, to remove them.
+        """
+        return self.keyring.add(domain, key) and self._index.forget_domain(domain, only_plain=True) > 0
+
     def open(self, timeout_s: float = 0.0) -> None:
         """Locks the folder and finds the pages that an earlier process left there.
 
@@ -152,7 +163,7 @@ class DiskStore:
         self._folder_lock.release()
 
     def holds(self, key: PageKey) -> bool:
-        """Returns whether a page is stored, without reading it. O(1). Any thread may call it."""
+        """Returns whether a page is stored and its key is here, without reading it. O(1). Any thread may call it."""
         return self._index.holds(key)
 
     def write(
@@ -163,7 +174,8 @@ class DiskStore:
         `domain` is the digest of the domain (usually one tenant) that the pages are charged to. `above` are the keys of
         all pages before `keys` in the prompt. Without these pages, the new pages cannot be used. All pages of one call
         have the same size. Skips pages that are stored already. Evicts no page of `above` or `keys` during the call,
-        and marks all of them as just used. Stores fewer pages if there is too little room or the disk fails.
+        and marks all of them as just used. Stores fewer pages if there is too little room or the disk fails, and none
+        if the domain's key was destroyed.
         """
         assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
         path = [*above, *keys]
@@ -224,8 +236,9 @@ class DiskStore:
     def forget_domain(self, domain: bytes) -> int:
         """Forgets where the pages of a domain (usually one tenant) are, so that they are no longer found.
 
-        `domain` is the domain's digest. Returns the number of these pages.
+        `domain` is the domain's digest. Its key is destroyed, if it had one. Returns the number of these pages.
         """
+        self.keyring.destroy(domain)
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
@@ -265,19 +278,24 @@ class DiskStore:
         if count == 0:
             return None
         keys, views = zip(*fresh[:count], strict=True)
-        header = PageFileHeader(self._layout, domain, page_bytes, keys, checksums_of(views))
+        contents = self.keyring.prepare(self._layout, domain, keys, views)
+        if contents is None:
+            return None
+        header = PageFileHeader(self._layout, domain, page_bytes, keys, contents.checksums, contents.salt)
         stamp = self._index.new_stamp(self._now_ns())
         file = PageFile(file_name(keys[-1], stamp), header.file_bytes, header, stamp)
-        return file if self._index.claim(file) and self._put(file, [header.encode(), *views]) else None
+        return file if self._index.claim(file) and self._put(file, [header.encode(), *contents.pages]) else None
 
     def _make_room(self, domain: bytes, num_pages: int, page_bytes: int, kept: set[str]) -> int:
         """Makes room for one file with `num_pages` pages, or fewer if needed.
 
         Returns how many pages the file may have.
         """
-        count = min(num_pages, MAX_PAGES, max(self._file_bytes // page_bytes, 1))
+        is_sealed = self.keyring.seals(domain)
+        most_bytes = min(self._file_bytes, _SEALED_FILE_BYTES) if is_sealed else self._file_bytes
+        count = min(num_pages, MAX_PAGES, max(most_bytes // page_bytes, 1))
         while count > 0:
-            victims = self._index.victims_for(domain, file_bytes(count, page_bytes), kept)
+            victims = self._index.victims_for(domain, file_bytes(count, page_bytes, is_sealed=is_sealed), kept)
             if victims is not None:
                 self._evict(victims)
                 return count
@@ -291,6 +309,8 @@ class DiskStore:
         """
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
+            if file.domain is not None and not self.keyring.opens(file.header):  # the key came or went meanwhile
+                self._index.forget_domain(file.domain, only_plain=self.keyring.seals(file.domain))
             return True
         if self._files.remove_partial(file.name):
             self._index.free(file)
@@ -307,21 +327,15 @@ class DiskStore:
 
     def _read_span(self, span: FileSpan, space: memoryview) -> int:
         """Reads consecutive pages of one file into `space`. Returns how many are correct, counted from the first."""
-        file, header, size = span.file, span.header, span.header.page_bytes
-        num_bytes = self._files.read(file.name, header.page_offset(span.first), space)
+        file = span.file
+        num_bytes = self._files.read(file.name, span.header.page_offset(span.first), space)
         if num_bytes is None:
             self._remove(file)
             return 0
-        for number in range(span.count):
-            page = space[number * size : (number + 1) * size]
-            is_whole = num_bytes >= (number + 1) * size
-            if not is_whole or page_checksum(page) != header.checksums[span.first + number]:
-                if self._remove(file):
-                    self._monitor.record_corrupt(
-                        file.name, "a page is wrong" if is_whole else "the file is cut off or gone"
-                    )
-                return number
-        return span.count
+        check = self.keyring.check(span, num_bytes, space)
+        if check.trouble is not None and self._remove(file):
+            self._monitor.record_corrupt(file.name, check.trouble)
+        return check.num_good
 
     def _touch(self, files: Iterable[PageFile]) -> None:
         """Marks files as used, the first file last: later pages of a prompt are worthless without earlier pages."""

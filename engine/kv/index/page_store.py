@@ -16,7 +16,7 @@ from typing import Protocol
 
 from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.eviction_queue import (
@@ -50,7 +50,14 @@ class DiskPages(Protocol):
     def objects(self) -> ObjectFigures: ...
 
     def holds(self, key: PageKey) -> bool:
-        """Returns whether the page is stored on disk, without reading its content."""
+        """Returns whether the page is stored on disk and its key is here, without reading its content."""
+        ...
+
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
+        """Takes the key of a domain's files (usually one tenant). `domain` is the domain's digest.
+
+        Returns whether `DiskStore.sweep` should be called, because plain pages of the domain were forgotten.
+        """
         ...
 
     def forget(self, key: PageKey) -> None:
@@ -78,6 +85,9 @@ class NoDisk:
     objects = NO_OBJECTS
 
     def holds(self, key: PageKey) -> bool:
+        return False
+
+    def unlock(self, domain: bytes, key: KvFileKey) -> bool:
         return False
 
     def forget(self, key: PageKey) -> None:

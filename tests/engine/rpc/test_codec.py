@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from graftwork.engine.core.events import PromptEmbedded, PromptScored, StepsTraced, TokenLogprobs, TokensGenerated
 from graftwork.engine.core.pooling import Pooling
-from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
+from graftwork.engine.core.requests import AdapterUse, EngineRequest, KvFileKey, ServiceTier, SessionKey
 from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step_spans import EngineSpan, SpanName
 from graftwork.engine.rpc import codec
@@ -84,6 +85,26 @@ def test_the_tokens_of_an_earlier_run_arrive(emitted: tuple[int, ...]) -> None:
     sent = request(SamplingParams(max_tokens=1), emitted_token_ids=emitted, prediction_token_ids=(8, 9))
 
     assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
+
+
+@pytest.mark.parametrize("key", [None, KvFileKey(b"k" * 32)])
+def test_the_key_of_kv_files_arrives(key: KvFileKey | None) -> None:
+    """A request and a session command bring the key, and none is none."""
+    sent = request(SamplingParams(max_tokens=1), kv_key=key)
+    command = SessionCommand(SessionVerb.HOLD, SessionKey("s"), sent.domain, (), (1, 2), kv_key=key)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
+    assert codec.command_from_wire(codec.command_to_wire(command)) == command
+
+
+def test_a_key_shows_itself_nowhere() -> None:
+    """Neither the text of a request and a command nor the error of a wrong key has the key in it."""
+    key = KvFileKey(b"canarykey" + bytes(23))
+    shown = [repr(request(SamplingParams(max_tokens=1), kv_key=key)), repr(key), str(key)]
+    with pytest.raises(ValueError, match="9 bytes") as refused:
+        KvFileKey(b"canarykey")
+
+    assert not any("canary" in text for text in [*shown, str(refused.value)])
 
 
 def test_a_sampling_field_of_another_version_is_refused() -> None:

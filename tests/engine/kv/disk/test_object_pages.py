@@ -75,7 +75,7 @@ class Engine:
         self.bucket = FaultyBucket(root / "bucket")
         own = DiskStore(root / name, 2**20, layout, clock=self.clock)
         own.open()
-        self.pages = ObjectPages(self.bucket, layout, max_bytes, self.clock)
+        self.pages = ObjectPages(self.bucket, layout, max_bytes, self.clock, own.keyring)
         self.store = SharedStore(own, self.pages, self.clock)
         self.store.refresh()
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.requests import KvFileKey
 from tests.engine.faulty_disk import (
     ONE_PAGE_FILE,
     OTHER_LAYOUT,
@@ -25,6 +26,7 @@ from tests.engine.faulty_disk import (
 from tests.hypothesis_profiles import examples
 
 MAX_BYTES = 6 * ONE_PAGE_FILE
+KEY = KvFileKey(b"k" * 32)
 RUNS = [chain(scope, 5) for scope in "abcd"]
 EVERY_KEY = [key for keys in RUNS for key in keys]
 OPERATIONS = ["create", "rename", "remove", "read", "stamp", "sync"]
@@ -205,5 +207,21 @@ class DiskMachine(RuleBasedStateMachine):
         return paths[int(which * len(paths))]
 
 
+class EncryptedDiskMachine(DiskMachine):
+    """The same with a key for one of the two domains, so that its files are encrypted and the other's are plain."""
+
+    @initialize()
+    def open(self) -> None:
+        super().open()
+        self.disk.unlock(domain_named("x"), KEY)
+
+    @rule(domain=st.sampled_from("xy"))
+    def forget_domain(self, domain: str) -> None:
+        super().forget_domain(domain)
+        self.disk.unlock(domain_named("x"), KEY)
+
+
 TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(max_examples=examples(150), stateful_step_count=30)
+TestEncryptedDiskMachine = EncryptedDiskMachine.TestCase
+TestEncryptedDiskMachine.settings = settings(max_examples=examples(150), stateful_step_count=30)
