@@ -231,7 +231,7 @@ def upgrade_flags(folder: Path) -> tuple[str, ...]:
     """Makes a copy of the demo model with another fingerprint. Returns the flags that serve it under the same name."""
     shutil.copytree(DEMO / "model", folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"graftwork_test": 2}))
+    (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": "newer"}))
     return "--model", str(folder), "--served-model-name", "graftwork-demo"
 
 
