@@ -9,15 +9,15 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Input, Static
+from textual.widgets import Input, Static
 
-from graftwork.api.cli.top.panes import ENGINES, PANES, TENANTS, Cells, Pane, details, plain, totals
+from graftwork.api.cli.top.panes import ENGINES, PANES, TENANTS, Pane, details, plain, totals
+from graftwork.api.cli.top.table import Table
 from graftwork.api.sdk.transport.errors import APIConnectionError, APIError, ServerError
 from graftwork.platform.answers.overview import Overview
 
@@ -54,42 +54,6 @@ class Details(ModalScreen[None]):
                 self._facts.update(details(row, overview))
 
 
-class Table(DataTable[Text]):
-    """One pane. Changes only the cells that differ from those on the screen."""
-
-    def __init__(self, pane: Pane) -> None:
-        super().__init__(id=pane.name, cursor_type="row", cell_padding=0, zebra_stripes=False)
-        self.pane = pane
-        self._shown: dict[str, Cells] = {}
-
-    def on_mount(self) -> None:
-        for number, column in enumerate(self.pane.columns):
-            self.add_column(Text(column.heading), width=column.width, key=str(number))
-
-    @property
-    def selected_key(self) -> str | None:
-        """The key of the row under the cursor."""
-        keys = [*self._shown]
-        return keys[self.cursor_row] if 0 <= self.cursor_row < len(keys) else None
-
-    def show(self, overview: Overview, sort: str) -> None:
-        """Shows the rows of an overview. The cursor stays on its row."""
-        fresh = {self.pane.key(row): self.pane.cells(row, overview) for row in self.pane.sorted_rows(overview, sort)}
-        if [*fresh] == [*self._shown]:
-            for key, cells in fresh.items():
-                for number, (text, before) in enumerate(zip(cells, self._shown[key], strict=True)):
-                    if text != before:
-                        self.update_cell(key, str(number), Text(text))
-        else:
-            selected = self.selected_key
-            self.clear()
-            for key, cells in fresh.items():
-                self.add_row(*map(Text, cells), key=key)
-            if selected in fresh:
-                self.move_cursor(row=[*fresh].index(selected), animate=False)
-        self._shown = fresh
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """What `graftwork top` shows first."""
@@ -108,7 +72,7 @@ class Top(App[None]):
     Screen {layout: vertical}
     #totals, #status {height: 1; text-style: bold}
     #status {text-style: dim}
-    Table {height: 1fr; overflow-x: hidden}
+    Table {height: 1fr}
     Table.folded {display: none}
     #find {display: none; height: 1; border: none; padding: 0}
     #find.asked {display: block}
@@ -140,6 +104,7 @@ class Top(App[None]):
         self._page = 0
         self._is_paused = False
         self._problem = "connecting"
+        self._status = ""
         self._overview: Overview | None = None
         self._changed = asyncio.Event()
         self._tables = {pane.name: Table(pane) for pane in PANES}
@@ -202,7 +167,7 @@ class Top(App[None]):
     def take(self, overview: Overview) -> None:
         """Shows a snapshot."""
         self._overview = overview
-        self.query_one("#totals", Static).update(totals(overview))
+        self.screen_stack[0].query_one("#totals", Static).update(totals(overview), layout=False)
         for table in self._tables.values():
             if not table.has_class("folded"):
                 table.show(overview, self._sorts[table.pane.name])
@@ -218,7 +183,10 @@ class Top(App[None]):
         if self._page:
             parts.append(f"page {self._page + 1}")
         status = f"[{self._pane.name}] " + "  ".join(part for part in parts if part)
-        self.screen_stack[0].query_one("#status", Static).update(f"{status}  | {KEYS}")
+        line = f"{status}  | {KEYS}"
+        if line != self._status:
+            self._status = line
+            self.screen_stack[0].query_one("#status", Static).update(line, layout=False)
 
     def _arrange(self) -> None:
         """Shows all tables on a tall terminal, else the chosen one."""
@@ -271,9 +239,9 @@ class Top(App[None]):
         self._is_paused = not self._is_paused
         self._tell()
 
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        if isinstance(event.data_table, Table) and self._overview is not None and event.row_key.value is not None:
-            self.push_screen(Details(event.data_table.pane, event.row_key.value, self._overview))
+    def on_table_chosen(self, event: Table.Chosen) -> None:
+        if self._overview is not None:
+            self.push_screen(Details(event.pane, event.key, self._overview))
 
     def _ask_again(self) -> None:
         """Follows with the present order, text and page."""

@@ -2,7 +2,7 @@
 
 import { foreign, h, icon, plain, put, say } from "./dom.js";
 import { client } from "./http.js";
-import { begin, changeSeat, identity, seats, signOut } from "./identity.js";
+import { begin, changeSeat, identity, READER, seats, signOut } from "./identity.js";
 import { dialog } from "./parts.js";
 import { startRouter } from "./router.js";
 import { routesFor, sectionsFor } from "./pages.js";
@@ -27,7 +27,7 @@ function drawFrame(sections) {
 /** Who is signed in, and as what: a choice for a person who may act as several things. */
 function whoActs() {
   const { tenant, person } = identity.current;
-  const name = tenant ? foreign(tenant.name) : "Operator";
+  const name = tenant ? foreign(tenant.name) : identity.mayChange ? "Operator" : READER;
   if (!person) return name;
   const choices = seats();
   const told = [foreign(person.name), " "];

@@ -47,7 +47,7 @@ export function moment(at) {
 
 /** `2 sessions`, `1 session`. */
 export function many(number, noun) {
-  const plural = noun.endsWith("y") && !noun.endsWith("ey") ? `${noun.slice(0, -1)}ies` : `${noun}s`;
+  const plural = noun === "person" ? "people" : noun.endsWith("y") && !noun.endsWith("ey") ? `${noun.slice(0, -1)}ies` : `${noun}s`;
   return `${count(number)} ${number === 1 ? noun : plural}`;
 }
 

@@ -6,10 +6,14 @@ import { ApiError, api, client } from "./http.js";
 import { errorBox, field, uid } from "./parts.js";
 
 const RENEW_EVERY_S = 300;
+/** What an operator is called whose role changes nothing. */
+export const READER = "Operator, read only";
 
 export const identity = {
   current: null,
   get isAdmin() { return this.current?.role === "admin"; },
+  /** Whether an operator may change anything. The role `operator-readonly` only reads, and the server refuses the rest. */
+  get mayChange() { return this.current?.may_change ?? false; },
   can(scope) { return this.current?.tenant?.scopes.includes(scope) ?? false; },
 };
 
@@ -39,14 +43,14 @@ function take(session) {
 }
 
 function who(session) {
-  return `${session.role} ${session.tenant?.id ?? ""}`;
+  return `${session.role} ${session.tenant?.id ?? ""} ${session.may_change}`;
 }
 
 /** What a person may act as: [{id, label}], where the operator has no id. Empty for a key. */
 export function seats() {
   const { person, operator_role: role, tenants } = identity.current;
   if (!person) return [];
-  return [...role ? [{ id: "", label: "Operator" }] : [], ...tenants.map((one) => ({ id: one.id, label: one.name }))];
+  return [...role ? [{ id: "", label: role === "operator" ? "Operator" : READER }] : [], ...tenants.map((one) => ({ id: one.id, label: one.name }))];
 }
 
 /** Acts as an operator, for an empty id, or in another tenant. The page begins anew. */

@@ -8,6 +8,8 @@ import { showPrices } from "./pages/billing/prices.js";
 import { showAudit, showModes } from "./pages/operator.js";
 import { showFleetAdapters, showFleetSessions } from "./pages/fleet_lists.js";
 import { showOverview } from "./pages/overview.js";
+import { showPeople } from "./pages/people/list.js";
+import { showPerson } from "./pages/people/person.js";
 import { showReplicas } from "./pages/replicas.js";
 import { showRequest, showRequests } from "./pages/request.js";
 import { showSession } from "./pages/session.js";
@@ -18,7 +20,7 @@ import { showUsage } from "./pages/usage.js";
 import { showPlayground } from "./playground/page.js";
 
 const ADMIN = [
-  ["", [["", "Overview", "overview", "o"], ["tenants", "Tenants", "tenants", "n"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"], ["replicas", "Engines", "replicas", "e"]]],
+  ["", [["", "Overview", "overview", "o"], ["tenants", "Tenants", "tenants", "n"], ["people", "People", "people", "p"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"], ["replicas", "Engines", "replicas", "e"]]],
   ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["invoices", "Invoices", "invoices", "i"], ["prices", "Prices", "prices", "c"], ["audit", "Audit", "audit", "l"], ["modes", "Degraded modes", "modes", "m"]]],
 ];
 const TENANT = [
@@ -27,7 +29,9 @@ const TENANT = [
 ];
 
 export function sectionsFor(identity) {
-  return identity.isAdmin ? ADMIN : TENANT;
+  if (identity.isAdmin) return ADMIN;
+  const wanted = ([path]) => path !== "playground" || identity.can("inference");
+  return TENANT.map(([heading, entries]) => [heading, entries.filter(wanted)]);
 }
 
 export function routesFor(identity) {
@@ -41,6 +45,8 @@ export function routesFor(identity) {
   const own = identity.isAdmin ? [
     { pattern: /^tenants$/, title: "Tenants", show: showTenants },
     { pattern: /^tenants\/([^/]+)$/, title: "Tenant", show: showTenant },
+    { pattern: /^people$/, title: "People", show: showPeople },
+    { pattern: /^people\/([^/]+)$/, title: "Person", show: showPerson },
     { pattern: /^adapters$/, title: "Adapters", show: showFleetAdapters },
     { pattern: /^sessions$/, title: "Sessions", show: showFleetSessions },
     { pattern: /^replicas$/, title: "Engines", show: showReplicas },

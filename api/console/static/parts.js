@@ -69,8 +69,10 @@ export function select(options, value, props = {}) {
 
 /**
  * A form that says what went wrong next to its button and keeps what was typed. `send` does the work.
+ * `locked` is why nobody may send it here: then it only shows its values.
  */
-export function form({ fields, button, send, tone = "primary", extra = [], done }) {
+export function form({ fields, button, send, tone = "primary", extra = [], done, locked = null }) {
+  if (locked !== null) return h("div", { class: "stack" }, h("fieldset", { class: "stack", disabled: true }, fields), h("p", { class: "muted small" }, locked));
   const place = h("div", { "aria-live": "polite" });
   const submit = h("button", { class: tone, type: "submit" }, button);
   const element = h("form", { class: "form stack", novalidate: true, on: { submit: onSubmit } }, fields, place, h("div", { class: "row actions" }, extra, submit));

@@ -75,9 +75,9 @@ function line(columns, row) {
 
 /**
  * A table that loads pages of a list. `load(after, limit, signal)` returns the server's page; `text(row)` is what a
- * search looks at. Returns {element, reload, restart}.
+ * search looks at, and `sought` what it finds at first. Returns {element, reload, restart}.
  */
-export function pagedTable({ caption, columns, load, text, signal, empty, tools = [], noun = "row" }) {
+export function pagedTable({ caption, columns, load, text, signal, empty, tools = [], noun = "row", sought = "" }) {
   const plural = many(0, noun).slice(2);
   const inner = table({ caption, columns, rows: [], empty });
   const problem = h("div", { "aria-live": "polite" });
@@ -141,7 +141,8 @@ export function pagedTable({ caption, columns, load, text, signal, empty, tools 
     await next().catch(fail);
   }
 
-  const ready = next().catch((error) => { if (rows.length === 0) throw error; fail(error); });
+  if (search) search.value = sought;
+  const ready = next().then(() => { if (sought) find().catch(fail); }, (error) => { if (rows.length === 0) throw error; fail(error); });
   const element = h("div", {}, search || tools.length ? h("div", { class: "table-tools" }, search, tools) : null, problem, inner.element,
     h("div", { class: "table-foot" }, note, more));
   return { element, reload, restart, ready, say: () => say(note.textContent) };

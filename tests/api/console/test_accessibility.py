@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from graftwork.platform.people.roles import parse_grant
 from tests.api.console.browser import Browser
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
 from tests.api.console.ledger import record_days, set_prices
@@ -16,6 +17,7 @@ EXAMPLES = {
     "admin": {
         r"^requests\/([^/]+)$": "requests/{request}",
         r"^tenants\/([^/]+)$": "tenants/{tenant}",
+        r"^people\/([^/]+)$": "people/{person}",
         r"^invoices\/([^/]+)$": "invoices/{tenant}",
         r"^invoices\/([^/]+)\/([^/]+)$": "invoices/{tenant}/{month}",
     },
@@ -35,6 +37,10 @@ DIALOGS = {
         ("tenants/{tenant}", "Rotate first"),
         ("tenants/{tenant}", "Set prices"),
         ("tenants/{tenant}", "Delete"),
+        ("people", "Add a person"),
+        ("people/{person}", "Grant a role"),
+        ("people/{person}", "Take back Operator"),
+        ("people/{person}", "Delete"),
         ("prices", "Set prices"),
         ("replicas", "Drain engine-0"),
         ("", "Keyboard shortcuts"),
@@ -78,7 +84,7 @@ def pages_of(browser: Browser, role: str) -> list[str]:
         """
         const start = document.querySelector("script[type=module]").src;
         const { routesFor, sectionsFor } = await import(new URL("pages.js", start).href);
-        const who = { isAdmin: arguments[0] === "admin" };
+        const who = { isAdmin: arguments[0] === "admin", can: () => true };
         const entries = sectionsFor(who).flatMap(([, found]) => found.map(([path]) => path));
         return [routesFor(who).map((route) => route.pattern.source), entries];
         """,
@@ -93,7 +99,7 @@ def pages_of(browser: Browser, role: str) -> list[str]:
 
 @pytest.fixture
 def places(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
-    """What the pages show: an adapter, a session, a request, prices and costs. Returns the names for their addresses."""
+    """What the pages show: an adapter, a session, a request, a person, prices and costs. Returns the names for their addresses."""
     for seed in (1, 2):
         origin = {"name": "pirate", "run": f"run {seed}"}
         tenant.client.post("/v1/adapters", data=origin, files=adapter_upload(seed)).raise_for_status()
@@ -107,8 +113,12 @@ def places(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
     session = tenant.client.post("/v1/sessions", json={"model": "pirate"}).json()["id"]
     answer = tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"}).raise_for_status()
     record_days(server, tenant, prices, days=2, size=1000)
-    request = answer.headers["x-request-id"]
-    return {"tenant": tenant.id, "session": session, "request": request, "month": f"{datetime.now(UTC):%Y-%m}"}
+    people = server.resources.people.people
+    person = server.run(people.add("https://login.example.com", f"of {tenant.id}", f"ada-{tenant.id}@example.com"))
+    for role in ("operator", f"tenant-admin:{tenant.id}"):
+        server.run(people.grant(person.id, parse_grant(role)))
+    request, month = answer.headers["x-request-id"], f"{datetime.now(UTC):%Y-%m}"
+    return {"tenant": tenant.id, "session": session, "request": request, "month": month, "person": person.id}
 
 
 def keys_of(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:

@@ -5,6 +5,7 @@ import { ago, moment } from "../format.js";
 import { api, query } from "../http.js";
 import { card, check, field, form, pageHead } from "../parts.js";
 import { pagedTable } from "../table.js";
+import { locked } from "./rights.js";
 
 export async function showAudit({ signal }) {
   const list = pagedTable({
@@ -34,7 +35,7 @@ export async function showModes({ signal }) {
       h("p", { class: "muted" }, "What you take away from all requests while the server has too much to do. Every gateway follows within a second."),
       field("Most tokens of one answer", cap, "Leave it empty for no cap."), drafts.row, flex.row,
     ],
-    button: "Set modes", extra: [note],
+    button: "Set modes", extra: [note], locked: locked(),
     send: () => api.put("v1/admin/modes", { max_output_tokens: cap.value === "" ? null : Number(cap.value), suspend_drafts: drafts.box.checked, refuse_flex: flex.box.checked }),
     done: () => put(note, "In force"),
   });

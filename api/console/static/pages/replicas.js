@@ -5,6 +5,7 @@ import { count, percent, short } from "../format.js";
 import { api, at } from "../http.js";
 import { live } from "../live.js";
 import { card, chip, confirm, errorBox, facts, meter, pageHead } from "../parts.js";
+import { forChanges } from "./rights.js";
 
 export async function showReplicas({ signal }) {
   const box = h("div", { class: "thirds" }, h("p", { class: "muted" }, "Loading…"));
@@ -31,7 +32,7 @@ function engine(replica, refresh) {
       ["Adapters", replica.resident_adapters && `${count(replica.resident_adapters.length)} on the device, ${count(replica.max_adapters_in_a_step)} at most in a step`],
       ["Tokens", known(replica.generated_tokens)], ["Preemptions", known(replica.preemptions)],
     ]),
-  ], { actions: [drain] });
+  ], { actions: forChanges(drain) });
 }
 
 function known(value) {

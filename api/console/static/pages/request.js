@@ -7,6 +7,7 @@ import { api, at } from "../http.js";
 import { identity } from "../identity.js";
 import { card, check, chip, confirm, facts, field, form, pageHead, tierBar } from "../parts.js";
 import { table } from "../table.js";
+import { forChanges, locked } from "./rights.js";
 
 export async function showRequests({ signal, refresh }) {
   const input = h("input", { required: true, placeholder: "req_…", spellcheck: "false", autocomplete: "off", data: { filter: "" } });
@@ -28,11 +29,11 @@ function tracesCard(switches, refresh) {
       { label: "Tenant or session", cell: (one) => h("code", {}, plain(one.id)) },
       { label: "Token ids", cell: (one) => one.token_ids ? chip("logged", "warn") : h("span", { class: "muted" }, "no") },
       { label: "Since", number: true, cell: (one) => ago(one.changed_at) },
-      { label: "", cell: (one) => h("div", { class: "actions" }, h("button", { type: "button", "aria-label": `Stop tracing ${plain(one.id)}`, on: { click: () => stop(one) } }, "Stop")) },
+      { label: "", cell: (one) => h("div", { class: "actions" }, forChanges(h("button", { type: "button", "aria-label": `Stop tracing ${plain(one.id)}`, on: { click: () => stop(one) } }, "Stop"))) },
     ],
   });
   const add = form({
-    fields: [field("Id of a tenant or a session", target, "Every gateway follows within a second."), tokens.row], button: "Trace its requests",
+    fields: [field("Id of a tenant or a session", target, "Every gateway follows within a second."), tokens.row], button: "Trace its requests", locked: locked(),
     send: () => api.put(at`v1/admin/traces/${target.value.trim()}`, { token_ids: tokens.box.checked }),
     done: () => { say("Its requests are traced"); refresh(); },
   });

@@ -4,6 +4,7 @@ import { foreign, h, plain, put, say } from "../dom.js";
 import { bytes, count, moment, span } from "../format.js";
 import { api, at, events, fetchApi, query } from "../http.js";
 import { familyTree } from "../family.js";
+import { identity } from "../identity.js";
 import { live } from "../live.js";
 import { card, chip, confirm, errorBox, facts, field, form, pageHead, tierBar, tierKey } from "../parts.js";
 import { item, LiveTurn, turnFoot } from "../transcript.js";
@@ -28,6 +29,7 @@ class SessionPage {
     this.turns = [];
     this.hasEarlier = false;
     this.isFollowing = false;
+    this.mayRun = identity.can("inference");
     this.list = h("ol", { class: "items", "aria-label": "Transcript" });
     this.earlier = h("button", { type: "button", hidden: true, on: { click: () => this.showEarlier() } }, "Show earlier entries");
     this.side = h("div", { class: "stack" });
@@ -78,7 +80,7 @@ class SessionPage {
   }
 
   foot(turn) {
-    return turnFoot(turn, { mayFork: this.session.status !== "running", onFork: (one) => this.fork(one.checkpoint_id) });
+    return turnFoot(turn, { mayFork: this.mayRun && this.session.status !== "running", onFork: (one) => this.fork(one.checkpoint_id) });
   }
 
   about() {
@@ -97,7 +99,7 @@ class SessionPage {
   actions() {
     const { session } = this;
     const button = (text, act, props = {}) => h("button", { type: "button", on: { click: act }, ...props }, text);
-    if (session.status === "closed") return [];
+    if (session.status === "closed" || !this.mayRun) return [];
     return [
       session.status === "running" ? button("Cancel turn", () => this.act("cancel")) : null,
       session.head ? button("Fork", () => this.fork(null)) : null,
@@ -161,10 +163,11 @@ class SessionPage {
 
   drawComposer() {
     const { status } = this.session;
-    const wanted = status === "closed" ? "closed" : status === "running" ? "running" : status === "awaiting_tool" ? `tools ${this.session.awaiting.join()}` : "text";
+    const wanted = status === "closed" ? "closed" : !this.mayRun ? "read" : status === "running" ? "running" : status === "awaiting_tool" ? `tools ${this.session.awaiting.join()}` : "text";
     if (this.composing === wanted) return;
     this.composing = wanted;
     if (wanted === "closed") put(this.composer, h("p", { class: "muted" }, "This session is closed."));
+    else if (wanted === "read") put(this.composer, h("p", { class: "muted" }, "You may read this session, and not go on with it."));
     else if (wanted === "running") put(this.composer);
     else if (wanted === "text") put(this.composer, this.messageForm());
     else this.guarded(() => this.drawToolForm());

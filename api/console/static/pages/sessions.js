@@ -3,6 +3,7 @@
 import { foreign, h } from "../dom.js";
 import { ago, count } from "../format.js";
 import { api, query } from "../http.js";
+import { identity } from "../identity.js";
 import { live } from "../live.js";
 import { chip, dialog, field, form, pageHead, select } from "../parts.js";
 import { pagedTable } from "../table.js";
@@ -34,7 +35,7 @@ export async function showSessions({ signal }) {
   await list.ready;
   live({ load: () => list.reload(), show: () => {}, every: 5, signal });
   const create = h("button", { class: "primary", type: "button", on: { click: newSession } }, "New session");
-  return h("div", { class: "stack" }, pageHead("Sessions", { actions: [create] }), h("section", { class: "card", "aria-label": "Sessions" }, list.element));
+  return h("div", { class: "stack" }, pageHead("Sessions", { actions: identity.can("inference") ? [create] : [] }), h("section", { class: "card", "aria-label": "Sessions" }, list.element));
 }
 
 async function newSession() {

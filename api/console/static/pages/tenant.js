@@ -9,6 +9,7 @@ import { streamPath } from "../snapshots.js";
 import { pagedTable } from "../table.js";
 import { billingCard } from "./billing/tenant_card.js";
 import { sessionTable, WELL, worst } from "./overview.js";
+import { forChanges, locked } from "./rights.js";
 import { TIERS } from "./tenants.js";
 import { usageCard } from "./usage.js";
 
@@ -28,18 +29,18 @@ export async function showTenant({ params: [id], signal, refresh }) {
   return h("div", { class: "stack" },
     pageHead(foreign(tenant.name), {
       crumbs: [["Tenants", "#/tenants"]], chips: [chip(tenant.status)],
-      actions: [
+      actions: forChanges(
         h("button", { type: "button", on: { click: async () => { if (await edit(base, tenant)) refresh(); } } }, "Edit"),
         suspendButton(base, tenant, refresh),
         h("button", { type: "button", class: "danger", on: { click: () => remove(base, tenant) } }, "Delete"),
-      ],
+      ),
     }),
     h("div", { class: "split" },
       h("div", { class: "stack" }, nowCard(tenant.id, signal), keysCard(base, signal), usageCard({ signal, tenantId: tenant.id }), quotaCard(base, quota)),
       h("div", { class: "stack" },
         card("About", facts([
           ["Id", h("code", {}, tenant.id)], ["Weight", count(tenant.weight)], ["Highest tier", tenant.service_tier_ceiling],
-          ["Created", moment(tenant.created_at)],
+          ["Created", moment(tenant.created_at)], ["People", h("a", { href: `#/people?find=${encodeURIComponent(tenant.id)}` }, "with a role of this tenant")],
         ])),
         billingCard(tenant, signal))));
 }
@@ -101,9 +102,9 @@ function keysCard(base, signal) {
       { label: "State", cell: (key) => stateOf(key) },
       { label: "May", cell: (key) => h("span", { class: "small" }, key.scopes.join(", "), key.adapters ? h("div", {}, `models: ${key.adapters.join(", ") || "none"}`) : null, key.allowed_ips ? h("div", {}, `from: ${key.allowed_ips.join(", ")}`) : null) },
       { label: "Last used", number: true, cell: (key) => ago(key.last_used_at) },
-      { label: "", cell: (key) => key.revoked_at || isExpired(key) ? null : h("div", { class: "actions" },
+      { label: "", cell: (key) => key.revoked_at || isExpired(key) ? null : h("div", { class: "actions" }, forChanges(
         key.replaced_by ? null : h("button", { type: "button", "aria-label": `Rotate ${plain(key.name)}`, on: { click: () => rotate(key) } }, "Rotate"),
-        h("button", { type: "button", class: "danger", "aria-label": `Revoke ${plain(key.name)}`, on: { click: () => revoke(key) } }, "Revoke")) },
+        h("button", { type: "button", class: "danger", "aria-label": `Revoke ${plain(key.name)}`, on: { click: () => revoke(key) } }, "Revoke"))) },
     ],
   });
   const create = h("button", { type: "button", on: { click: make } }, "New key");
@@ -126,7 +127,7 @@ function keysCard(base, signal) {
     if (await confirm("Revoke this key?", "It stops working for ever, and its running requests are cancelled.", { button: "Revoke", send: () => api.delete(`${keys}/${encodeURIComponent(key.id)}`) })) await list.reload();
   }
 
-  return card("Keys", list.element, { flush: true, actions: [create] });
+  return card("Keys", list.element, { flush: true, actions: forChanges(create) });
 }
 
 function isExpired(key) {
@@ -190,7 +191,7 @@ function quotaCard(base, quota) {
   const saved = h("span", { class: "small muted", role: "status" });
   const body = form({
     fields: h("div", { class: "fields" }, inputs.map(([, label, input]) => field(label, input))),
-    button: "Save limits", extra: [saved],
+    button: "Save limits", extra: [saved], locked: locked(),
     send: () => api.put(`${base}/quota`, { ...quota, ...Object.fromEntries(inputs.map(([limit, , input]) => [limit, value(limit, input)])) }),
     done: () => put(saved, `Saved ${moment(Date.now() / 1000)}`),
   });

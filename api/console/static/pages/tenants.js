@@ -5,6 +5,7 @@ import { ago, count } from "../format.js";
 import { api, at, query } from "../http.js";
 import { chip, dialog, field, form, pageHead, select, showSecret } from "../parts.js";
 import { pagedTable } from "../table.js";
+import { forChanges } from "./rights.js";
 
 export const TIERS = [["flex"], ["default"], ["priority"]];
 
@@ -25,7 +26,7 @@ export async function showTenants({ signal }) {
   });
   await list.ready;
   const create = h("button", { class: "primary", type: "button", on: { click: async () => { if (await createTenant()) await list.reload(); } } }, "New tenant");
-  return h("div", { class: "stack" }, pageHead("Tenants", { actions: [create] }), h("section", { class: "card", "aria-label": "Tenants" }, list.element));
+  return h("div", { class: "stack" }, pageHead("Tenants", { actions: forChanges(create) }), h("section", { class: "card", "aria-label": "Tenants" }, list.element));
 }
 
 async function createTenant() {

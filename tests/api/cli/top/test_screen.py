@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from graftwork.api.cli.top.screen import Details, Table, Top, View
+from graftwork.api.cli.top.screen import Details, Top, View
+from graftwork.api.cli.top.table import Table
 from graftwork.api.sdk.transport.errors import APIConnectionError, AuthenticationError
 from graftwork.platform.answers.overview import Overview
 from tests.api.cli.top.overviews import overview, tenant
@@ -59,7 +61,7 @@ def text_of(top: Top, name: str) -> str:
 
 def rows_of(top: Top, name: str) -> list[str]:
     table = top.query_one(f"#{name}", Table)
-    return [str(table.get_row_at(number)[0]).strip() for number in range(table.row_count)]
+    return [table.cells_at(number)[0].strip() for number in range(table.num_rows)]
 
 
 async def test_tenants_are_shown_first(server: Server) -> None:
@@ -154,16 +156,46 @@ async def test_the_cursor_stays_on_its_row(server: Server) -> None:
         assert not isinstance(top.screen, Details)
 
 
-async def test_unchanged_cells_are_left_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot in the same order touches only the cells that differ."""
-    touched: list[tuple[object, object]] = []
+async def test_unchanged_lines_are_left_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot draws only the lines that differ; one that repeats the last one draws none."""
+    drawn: list[Region] = []
     top = program(server)
     async with top.run_test(size=SMALL) as pilot:
         await settle(pilot, server, overview([tenant(0), tenant(1)]))
-        monkeypatch.setattr(Table, "update_cell", lambda self, row, column, value: touched.append((row, column)))
+        monkeypatch.setattr(Table, "refresh", lambda self, *regions, **_: drawn.extend(regions))
+        await settle(pilot, server, overview([tenant(0), tenant(1, waiting=5)]))
         await settle(pilot, server, overview([tenant(0), tenant(1, waiting=5)]))
 
-    assert touched == [("ten_01", "2")]
+    assert [(region.y, region.height) for region in drawn] == [(2, 1)]
+
+
+async def test_the_cursor_moves_through_more_rows_than_fit(server: Server) -> None:
+    """Arrows, page keys, home, end and the mouse move the cursor; its row is always on the screen, and the heading too."""
+    top = program(server)
+    async with top.run_test(size=SMALL) as pilot:
+        await settle(pilot, server, overview([tenant(number) for number in range(50)]))
+        table = top.query_one("#tenants", Table)
+        room = table.size.height - 1
+        for keys, row in (
+            (["up"], 0),
+            (["end"], 49),
+            (["down"], 49),
+            (["pageup"], 49 - room),
+            (["home"], 0),
+            (["pagedown"], room),
+            (["down"] * 2, room + 2),
+        ):
+            await pilot.press(*keys)
+            lines = [table.render_line(y).text for y in range(table.size.height)]
+
+            assert table.cursor_row == row
+            assert lines[0].startswith("TENANT")
+            assert any(line.startswith(f"Tenant {row:02}") for line in lines)
+        await pilot.click(table, offset=(3, 1))
+        assert table.cursor_row == 3
+        await settle(pilot, server, overview([tenant(0), tenant(1)]))
+        assert table.cursor_row == 1
+        assert [table.render_line(y).text.strip() for y in (3, room)] == ["", ""]
 
 
 async def test_pause_holds_the_screen(server: Server) -> None:

@@ -20,7 +20,7 @@ export async function showAdapter({ params: [name], signal, refresh }) {
       crumbs: [["Adapters", "#/adapters"]],
       chips: [tagRow(adapter.tags)],
       actions: [
-        h("a", { class: "button", href: `#/playground?model=${encodeURIComponent(adapter.name)}` }, "Try it"),
+        identity.can("inference") ? h("a", { class: "button", href: `#/playground?model=${encodeURIComponent(adapter.name)}` }, "Try it") : null,
         mayChange ? uploadLink(`#/adapters/upload?name=${encodeURIComponent(adapter.name)}`, "Upload a version") : null,
         mayChange ? h("button", { type: "button", on: { click: async () => { if (await tagsEditor(place)) refresh(); } } }, "Tags") : null,
         mayChange ? h("button", { class: "danger", type: "button", on: { click: remove } }, "Delete") : null,

@@ -7,6 +7,7 @@ import { identity } from "../../identity.js";
 import { card, chip, facts, pageHead, select } from "../../parts.js";
 import { pagedTable, pageOf } from "../../table.js";
 import { tenantNames } from "../names.js";
+import { forChanges } from "../rights.js";
 import { column } from "./money.js";
 import { setPrices } from "./price_form.js";
 
@@ -50,7 +51,7 @@ async function allPrices(signal) {
       { label: "In", cell: (one) => one.currency },
       { label: "Valid from", number: true, sort: (one) => one.valid_from, cell: (one) => h("span", { class: "small" }, moment(one.valid_from)) },
       { label: "State", cell: (one) => stateChip(one) },
-      { label: "", cell: (one) => stateOf(one) === "replaced" ? null : h("div", { class: "actions" }, h("button", { type: "button", "aria-label": `Change the prices of ${plain(useOf(one, nameOf(one)))}`, on: { click: () => set(one) } }, "Change")) },
+      { label: "", cell: (one) => stateOf(one) === "replaced" ? null : h("div", { class: "actions" }, forChanges(h("button", { type: "button", "aria-label": `Change the prices of ${plain(useOf(one, nameOf(one)))}`, on: { click: () => set(one) } }, "Change"))) },
     ],
   });
   await list.ready;
@@ -67,7 +68,7 @@ async function allPrices(signal) {
   }
   shown.addEventListener("change", list.restart);
   return h("div", { class: "stack" },
-    pageHead("Prices", { actions: [h("a", { class: "button", href: "#/invoices" }, "Invoices"), h("button", { class: "primary", type: "button", on: { click: () => set(null) } }, "Set prices")] }),
+    pageHead("Prices", { actions: [h("a", { class: "button", href: "#/invoices" }, "Invoices"), ...forChanges(h("button", { class: "primary", type: "button", on: { click: () => set(null) } }, "Set prices"))] }),
     h("section", { class: "card", "aria-label": "Price lists" }, list.element),
     h("p", { class: "muted small" }, "A request has the nearest list that is in force when it begins: of its tenant and tier, else of its tenant, else of its tier, else of all. A list never changes: new prices are a new list, and requests that were recorded keep theirs."));
 }

@@ -4,6 +4,7 @@ import { h, put, say } from "../../dom.js";
 import { count, moment } from "../../format.js";
 import { api, query } from "../../http.js";
 import { card, errorBox, facts } from "../../parts.js";
+import { forChanges } from "../rights.js";
 import { moneyList } from "./money.js";
 import { lastMonths, monthName } from "./months.js";
 import { setPrices } from "./price_form.js";
@@ -33,7 +34,7 @@ export function billingCard(tenant, signal) {
     }
   }
   draw();
-  return card("Costs", box, { actions: [set] });
+  return card("Costs", box, { actions: forChanges(set) });
 }
 
 function ownPrices(lists) {

@@ -1,51 +1,15 @@
 """Tests of people in the console: the sign-in with an identity provider, seats, and a role that ends."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import pytest
 from selenium.webdriver.support.select import Select
 
-from graftwork.platform.clock import SystemClock
-from graftwork.platform.ids import PersonId
-from graftwork.platform.people.roles import parse_grant
 from tests.api.console.browser import Browser
-from tests.api.console.console_server import ConsoleServer, console_server
-from tests.identity_provider import CONSOLE, IdentityProvider, listening_provider
-
-
-@dataclass(frozen=True)
-class Office:
-    """A gateway with a provider."""
-
-    server: ConsoleServer
-    provider: IdentityProvider
-
-    def person(self, subject: str, *roles: str) -> PersonId:
-        people = self.server.resources.people.people
-        person = self.server.run(people.add(self.provider.issuer, subject, None))
-        for role in roles:
-            self.server.run(people.grant(person.id, parse_grant(role)))
-        return person.id
-
-
-@pytest.fixture(scope="module")
-def office(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
-    with listening_provider(SystemClock().now) as provider:
-        settings: dict[str, Any] = {
-            "oidc_issuer": provider.issuer,
-            "oidc_client_id": CONSOLE,
-            "oidc_name": "Example <b>",
-        }
-        with console_server(tmp_path_factory.mktemp("people") / "gateway", **settings) as server:
-            yield Office(server, provider)
+from tests.api.console.people.office import Office
 
 
 def test_a_person_signs_in_and_changes_seats(browser: Browser, office: Office) -> None:
     """The button leads to the provider and back; the page shows the person, who chooses what to act as."""
     tenant = office.server.tenant("Acme")
-    office.person("ada", "operator", f"tenant-viewer:{tenant.id}")
+    office.person("ada", "operator", f"tenant-member:{tenant.id}")
     office.provider.subject = "ada"
     browser.open(f"{office.server.url}/console")
 
