@@ -43,6 +43,7 @@ class TenantKvKeys:
         self._keys = keys
         self._clock = clock
         self._kept: OrderedDict[TenantId, tuple[float, bytes]] = OrderedDict()
+        keys.when_destroyed(self._forget)
 
     async def of(self, tenant_id: TenantId) -> bytes:
         """Returns the key of a tenant's KV files, 32 bytes. Makes the tenant's data key if there is none.
@@ -60,3 +61,6 @@ class TenantKvKeys:
         while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
         return key
+
+    def _forget(self, tenant_id: TenantId) -> None:
+        self._kept.pop(tenant_id, None)
