@@ -33,8 +33,9 @@ class QueueRooms:
     def note(self, load: EngineLoad) -> None:
         """Takes the rooms of a load that has just come."""
         self._by_domain = {}
-        for room in load.rooms:  # a later version may say more
-            self._by_domain[room[0]] = QueueRoom(*room[: len(QueueRoom._fields)])
+        # a later version may say more
+        for name, requests, tokens, requests_left, tokens_left, retry_after_s, *_ in load.rooms:
+            self._by_domain[name] = QueueRoom(name, requests, tokens, requests_left, tokens_left, retry_after_s)
         self._made_at = self._clock.monotonic() - load.age_s
         self._sent.forget_before(self._made_at)
 
