@@ -72,6 +72,8 @@ class FakeEngine:
     breakage: GraftworkError | None = None
     holds_after: int | None = None
     """Tokens after which a request waits until `release` is set."""
+    max_answers: int = MAX_ANSWERS
+    """The most answers that one tenant may have in flight."""
     holds_queue: bool = False
     """Requests are not even admitted before `release` is set."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,7 +103,8 @@ class FakeEngine:
     reports: RequestReports = NO_REPORTS
 
     async def describe(self) -> EngineDescription:
-        return describe()
+        most = self.max_answers
+        return replace(describe(), max_requests=2 * most, max_domain_requests=most)
 
     def refuse_early(self, newcomer: Newcomer) -> None:
         self.newcomers.append(newcomer)
