@@ -91,10 +91,9 @@ class Conversation:
 
     async def begin(self) -> None:
         function = {"name": TOOL, "description": TOOL, "parameters": {"type": "object"}}
-        new = {"model": "tiny", "instructions": TEXT, "metadata": {"about": PROMPT}}
-        self.session = (await self.post("/v1/sessions", new | {"tools": [{"type": "function", "function": function}]}))[
-            "id"
-        ]
+        tools = [{"type": "function", "function": function}]
+        self.new = {"model": "tiny", "instructions": TEXT, "metadata": {"about": PROMPT}, "tools": tools}
+        self.session = (await self.post("/v1/sessions", self.new, "session"))["id"]
         self.gateway.engine.text = f'<tool_call>\n{{"name": "{TOOL}", "arguments": {{"at": "{ANSWER}"}}}}\n</tool_call>'
         turn = await self.post(f"/v1/sessions/{self.session}/turns", {"input": TEXT}, "turn")
         self.call = turn["tool_calls"][0]["call_id"]
