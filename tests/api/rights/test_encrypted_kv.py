@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.core.session_commands import SessionVerb
 from graftwork.platform.encryption.master_keys import MasterKeyFile
 from graftwork.platform.errors import InvalidRequest, NotPermitted
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tenancy.erasure import SETTLE_S
+from tests.api.fake_engine import FakeEngine
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_settings, open_gateway
 
 
@@ -37,6 +39,12 @@ async def talk(gateway: Gateway, tenant: TestTenant) -> str:
     return session
 
 
+def keys_in(engine: FakeEngine) -> set[KvFileKey | None]:
+    """Returns what requests and commands have brought."""
+    requests = {request.kv_key for request in engine.requests}
+    return requests | {command.kv_key for command in engine.session_commands}
+
+
 async def test_all_of_a_tenants_requests_and_commands_bring_its_key(
     encrypting: Settings, inspector: AdapterInspector
 ) -> None:
@@ -46,7 +54,7 @@ async def test_all_of_a_tenants_requests_and_commands_bring_its_key(
         for name in ("one", "other"):
             tenant, engine = await gateway.tenant(name), gateway.engine
             session = await talk(gateway, tenant)
-            sent = {one.kv_key for one in (*engine.requests, *engine.session_commands)}
+            sent = keys_in(engine)
             verbs = {command.verb for command in engine.session_commands}
             engine.session_commands.clear()
             await tenant.client.delete(f"/v1/sessions/{session}")
@@ -97,7 +105,7 @@ async def test_without_the_setting_no_key_is_sent(
     """Master keys alone do not encrypt KV files, and the setting without master keys is refused with its name."""
     async with open_gateway(replace(encrypting, encrypt_kv_files=False), inspector) as gateway:
         await talk(gateway, await gateway.tenant())
-        assert {one.kv_key for one in (*gateway.engine.requests, *gateway.engine.session_commands)} == {None}
+        assert keys_in(gateway.engine) == {None}
 
     with pytest.raises(InvalidRequest, match="master keys") as refused:
         async with open_gateway(replace(plain, encrypt_kv_files=True), inspector):

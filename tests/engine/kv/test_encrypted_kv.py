@@ -96,8 +96,8 @@ def test_what_cannot_be_read_is_computed_again(models: RandomModels, tmp_path: P
     driver.close()
     restarted = engine_on(models, tmp_path)
     (path,) = tmp_path.glob("*.kvpages")
-    content = bytearray(path.read_bytes())
-    content[decode_header(content).header_bytes + 5] ^= 1 if change == "flip" else 0
+    header, content = decode_header(path.read_bytes()), bytearray(path.read_bytes())
+    content[header.header_bytes + 5] ^= 1 if change == "flip" else 0
     path.write_bytes(content[:5000] if change == "cut" else content)
     key = {"another key": OTHER_KEY, "no key": None}.get(change, KEY)
 
