@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernel_builds [--models llama-8b] [--processes N] [--json OUT]
 
-Compiles every kernel variant that engines of three models may launch, for sm_80, sm_90 and sm_100, on a machine without
+Compiles every kernel variant that engines of four models may launch, for sm_80, sm_90 and sm_100, on a machine without
 a GPU. MODELS covers the three dtypes, windows, norms of heads, an odd vocabulary, and a head size that is no power of
-two. All architectures are compiled: register counts and spills are ptxas's choice for each of them. No two variants
+two; ROUTED_MODELS adds experts. All architectures are compiled: register counts and spills are ptxas's choice for each of them. No two variants
 have equal code, so none is left out.
 
 Each build takes about a second of one core, and processes share the work. Triton's cache keeps what is compiled, so a
@@ -31,8 +31,10 @@ from benchmarks.machine import describe_machine
 from rich.progress import track
 
 from graftwork.engine.build.compile_kernels import ServedModel, served_variants
+from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant
 from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.experts import ExpertsConfig, RouterScore, RouterSpec
 from graftwork.engine.model.rope_config import RopeConfig
 
 _LLAMA = ModelConfig(
@@ -71,6 +73,17 @@ MODELS: Mapping[str, ServedModel] = {
     "head size 96 fp16": ServedModel(_WIDE_HEADS, torch.float16),
 }
 """The models whose kernels are compiled. The number of layers changes no kernel."""
+_EXPERTS = ExpertsConfig(
+    ExpertShapes(num_experts=128, hidden_size=2048, intermediate_size=768, layers=(0, 1)),
+    RouterSpec(RouterScore.SOFTMAX, num_chosen=8),
+)
+ROUTED_MODELS: Mapping[str, ServedModel] = {
+    "qwen3-30b-a3b bf16": ServedModel(
+        replace(_LLAMA, hidden_size=2048, num_kv_heads=4, has_qk_norm=True, experts=_EXPERTS), torch.bfloat16
+    ),
+}
+"""Models with experts, compiled besides."""
+ALL_MODELS: Mapping[str, ServedModel] = {**MODELS, **ROUTED_MODELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class Build:
 
 @lru_cache
 def _variants(model: str) -> Sequence[KernelVariant]:
-    return served_variants(MODELS[model])
+    return served_variants(ALL_MODELS[model])
 
 
 def _build(wanted: tuple[str, int, int]) -> Build:
@@ -143,9 +156,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    names = [name for name in MODELS if asked.models is None or name.startswith(tuple(asked.models.split(",")))]
+    names = [name for name in ALL_MODELS if asked.models is None or name.startswith(tuple(asked.models.split(",")))]
     if not names:
-        parser.error(f"no model begins with {asked.models!r}; the models are: {'; '.join(MODELS)}")
+        parser.error(f"no model begins with {asked.models!r}; the models are: {'; '.join(ALL_MODELS)}")
     builds = list(compile_models(names, asked.processes))
     spills = [asdict(build) for build in builds if build.spilled_bytes]
     for row in by_kernel(builds):

@@ -44,6 +44,7 @@ ROOMS = (
     "engine/quantization",
     "engine/model",
     "engine/experts",
+    "engine/experts/triton",
     "engine/grammar/patterns",
     "engine/grammar/schema",
     "engine/grammar/matching",

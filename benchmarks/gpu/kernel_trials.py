@@ -66,6 +66,7 @@ def measure_trials(run: PhaseRun) -> None:
 
 def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
     from graftwork.engine.attention.selftest import why_attention_fails
+    from graftwork.engine.experts.triton.selftest import why_expert_kernels_fail
     from graftwork.engine.lora.triton.selftest import why_kernels_fail
     from graftwork.engine.runner.row_selftest import why_row_kernels_fail
     from graftwork.engine.sampling.device.selftest import why_sampler_fails
@@ -77,6 +78,7 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
         trials += [
             (f"lora {name}", partial(why_kernels_fail, device, dtype)),
             (f"rows {name}", partial(why_row_kernels_fail, device, dtype)),
+            (f"experts {name}", partial(why_expert_kernels_fail, device, dtype)),
             (f"attention {name}", partial(why_attention_fails, model, 16, device, dtype)),
         ]
     return trials

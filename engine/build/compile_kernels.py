@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from graftwork.engine.attention.variants import attention_variants, served_attention_variants
+from graftwork.engine.experts.triton.variants import expert_variants, served_expert_variants
 from graftwork.engine.kernels.compile_ahead import HEADING, KernelVariant, compile_all, line_of, variant_of
 from graftwork.engine.kernels.norm import NormRules
 from graftwork.engine.kernels.variants import ModelShape, row_variants, served_launches
@@ -45,6 +46,7 @@ def all_variants() -> Iterator[KernelVariant]:
     yield from row_variants()
     yield from lora_variants()
     yield from attention_variants()
+    yield from expert_variants()
     yield from sampler_variants()
 
 
@@ -86,6 +88,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         yield variant_of(f"{shape.name} {name}".rstrip(), launch)
     yield from served_attention_variants(config, dtype, model.kv_dtype or dtype, model.page_tokens)
     yield from served_lora_variants(config, dtype, model.max_lora_rank)
+    yield from served_expert_variants(config, dtype)
     yield from served_sampler_variants(config.vocab_size, dtype)
 
 

@@ -108,9 +108,10 @@ def read_served_model(config: EngineConfig) -> ModelConfig:
     """
     model, longest = read_model_config(config.model), config.max_context_tokens
     if config.quantization is not None:
-        if model.experts is not None:
+        if model.experts is not None and model.experts.is_mxfp4:
             raise InvalidRequest(
-                f"--quantization {config.quantization} is not served for a model with experts: leave it out.",
+                f"--quantization {config.quantization} rounds plain weights, and the experts of this checkpoint are "
+                "quantised already (mxfp4): leave --quantization out.",
                 param="quantization",
             )
         if model.recurrence is not None:

@@ -28,6 +28,7 @@ from graftwork.engine.build.row_ops import build_row_ops
 from graftwork.engine.build.sampler import build_sampler
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
+from graftwork.engine.experts.backend import ExpertBackend
 from graftwork.engine.kernels.step_inputs import PinnedMemory
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, frame_bytes_for
 from graftwork.engine.kv.transfer.host_memory import HostMemory
@@ -37,10 +38,12 @@ from graftwork.engine.lora.resident_adapter import RANK_PAGE, ResidentAdapter
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.mlp_weights import RoutedWeights
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.engine.recurrence.layers import RecurrentLayers
 from graftwork.engine.recurrence.scan import choose_scan
 from graftwork.engine.recurrence.state_pages import StatePages
+from graftwork.engine.runner.choose_experts import choose_experts
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.draft_model import DraftModelRunner, DraftModelSizes
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
@@ -131,10 +134,13 @@ class RunnerParts:
     def _graph_build(self, packed: "PackedParts | None", sampler: Sampler, storage: KvStorage) -> GraphBuild | None:
         """Returns what graphs can be captured from. None if torch computes a part of the step that graphs need.
 
-        A graph's logits are overwritten by the next step, and torch's sampler may read them later. The host must know
-        the choices of routers.
+        A graph's logits are overwritten by the next step, and torch's sampler may read them later. Without kernels for
+        experts, the host must know the choices of routers.
         """
-        if packed is None or isinstance(sampler, TorchSampler) or self.model.experts is not None:
+        if packed is None or isinstance(sampler, TorchSampler):
+            return None
+        experts = packed.decoder.experts
+        if experts is not None and not experts.uses_kernels:
             return None
         return GraphBuild(packed, storage.cache.gates, self.limits)
 
@@ -142,7 +148,9 @@ class RunnerParts:
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
-            Decoder(self.model, self.weights, rows, self.on_layer, self._recurrent(storage)),
+            Decoder(
+                self.model, self.weights, rows, self.on_layer, self._recurrent(storage), self._experts(memory.device)
+            ),
             build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
                 storage.sizes.page_tokens,
@@ -153,6 +161,11 @@ class RunnerParts:
             ),
             self.lora,
         )
+
+    def _experts(self, device: torch.device) -> type[ExpertBackend]:
+        """Returns what computes the experts of routed layers."""
+        routed = [layer.mlp for layer in self.weights.layers if isinstance(layer.mlp, RoutedWeights)]
+        return choose_experts(self.config.kernels_for("experts"), routed, device, self.dtype)
 
     def _recurrent(self, storage: KvStorage) -> RecurrentLayers | None:
         """Returns what computes the recurrent layers; None if the model has none."""
@@ -182,7 +195,12 @@ class _StepParts:
             fallback_attention=int(
                 on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, TorchAttention)
             ),
-            fallback_experts=int(on_gpu and self.decoder.config.experts is not None),
+            fallback_experts=int(
+                on_gpu
+                and config.kernels_for("experts") == "auto"
+                and self.decoder.experts is not None
+                and not self.decoder.experts.uses_kernels
+            ),
             fallback_lora=int(config.kernels_for("lora") == "auto" and isinstance(self.lora, TorchLora)),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-KernelPart = Literal["lora", "rows", "attention", "sampler"]
+KernelPart = Literal["lora", "rows", "attention", "experts", "sampler"]
 """A part of the engine that kernels may compute."""
 
 
@@ -106,6 +106,8 @@ class EngineConfig:
     """`kernels` for norms, the rotary embedding, the write of KV and activations alone: `auto`, `triton` or `torch`."""
     attention_backend: str | None = None
     """`kernels` for attention alone: `auto`, `triton` or `torch`."""
+    expert_kernels: str | None = None
+    """`kernels` for the experts of routed layers alone: `auto`, `triton` or `torch`."""
     decode_graphs: str = "auto"
     """Whether decoding steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
 
@@ -174,7 +176,8 @@ class EngineConfig:
 
         Only torch reads and writes KV in bytes.
         """
-        own = {"lora": self.lora_kernels, "rows": self.row_kernels, "attention": self.attention_backend}.get(part)
+        named = {"lora": self.lora_kernels, "rows": self.row_kernels, "attention": self.attention_backend}
+        own = {**named, "experts": self.expert_kernels}.get(part)
         if own is not None:
             return own
         if self.kv_dtype != "auto" and self.kernels == "auto" and part in ("rows", "attention"):

@@ -91,6 +91,10 @@ def _lora_rows(path: str) -> dict[str, Any]:
     return counter("lora_rows", "Tokens of steps that had an adapter, by what applied it.", path=path)
 
 
+def _expert_rows(path: str) -> dict[str, Any]:
+    return counter("expert_rows", "Tokens of steps of a model with experts, by what computed those.", path=path)
+
+
 def _steps(path: str, reason: str) -> dict[str, Any]:
     return counter("engine_steps", "Forward passes by how they were computed, and why.", path=path, reason=reason)
 
@@ -200,6 +204,9 @@ class EngineStats(EngineCounters):
         metadata=counter("lora_vocabulary_rows", "Tokens whose adapter changes the embedding or the output head."),
     )
     """These rows are in one of the two counters before, too. Torch makes these changes on every device."""
+    expert_kernel_rows: int = field(default=0, metadata=_expert_rows("kernels"))
+    expert_torch_rows: int = field(default=0, metadata=_expert_rows("torch"))
+    """On a GPU these rows are slow: the kernels did not pass their self-test, or the experts are quantised."""
     graph_steps: int = field(default=0, metadata=_steps("graph", "decoding"))
     """Steps that one launch of a CUDA graph has computed. Trial steps at the engine's start count too."""
     eager_chunk_steps: int = field(default=0, metadata=_steps("eager", "prompt"))

@@ -46,6 +46,7 @@ class Routes:
     places: torch.Tensor  # [num_tokens, num_chosen] int64 on the device, the row of each choice
     weights: torch.Tensor  # [num_tokens, num_chosen] fp32 on the device
     host: HostRows
+    host_tokens: Numbers  # [num_rows] `tokens` on the host
 
     @classmethod
     def of(cls, chosen: torch.Tensor, weights: torch.Tensor, padded: Callable[[int], int]) -> "Routes":
@@ -76,6 +77,7 @@ class Routes:
             torch.from_numpy(places).view(chosen.shape).to(device),
             weights,
             HostRows(rows, tokens[rows], experts),
+            tokens,
         )
 
     def combined(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -83,8 +85,16 @@ class Routes:
 
         outputs: [num_rows, hidden]. Sums in fp32, from the first choice to the last, and rounds once.
         """
-        total = outputs.new_zeros(len(self.places), outputs.shape[1], dtype=torch.float32)
-        for choice in range(self.places.shape[1]):
-            part = outputs.index_select(0, self.places[:, choice]).float()
-            total += part * self.weights[:, choice, None]
-        return total.to(outputs.dtype)
+        return combined(outputs, self.places, self.weights)
+
+
+def combined(outputs: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Returns each token's weighted sum of rows: [num_tokens, hidden]. See Routes.combined.
+
+    outputs: [num_rows, hidden], places and weights: [num_tokens, num_chosen].
+    """
+    total = outputs.new_zeros(len(places), outputs.shape[1], dtype=torch.float32)
+    for choice in range(places.shape[1]):
+        part = outputs.index_select(0, places[:, choice]).float()
+        total += part * weights[:, choice, None]
+    return total.to(outputs.dtype)

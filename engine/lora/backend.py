@@ -35,6 +35,11 @@ class StepLora(Protocol):
         """
         ...
 
+    @property
+    def changes_experts(self) -> bool:
+        """Whether an adapter of the step changes experts. If not, nobody needs to know their rows for `add_routed`."""
+        ...
+
     def add_routed(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str, rows: HostRows) -> None:
         """Adds the LoRA deltas of each row's adapter to `y`, in place. Here a row is one token at one of its experts.
 

@@ -215,6 +215,10 @@ class LoraBatch:
         for product in self._products:
             product.add_to(y, x, layer, group)
 
+    @property
+    def changes_experts(self) -> bool:
+        return any(segment.mix.changes_experts for segment in self.segments)
+
     def add_routed(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str, rows: HostRows) -> None:
         """Adds the LoRA deltas of experts to `y`, in place. See StepLora.add_routed."""
         self._routed.add_to(y, x, (layer, group), rows)

@@ -253,10 +253,6 @@ def _read_model_config(folder: Path) -> ModelConfig:
     _check_heads(config)
     if config.recurrence is not None and config.quantization is not None:
         raise refused("quantized weights of a model with recurrent layers are not served: take its plain weights.")
-    if config.experts is not None and config.quantization is not None:
-        raise refused(
-            "quantized weights of a model with experts are not served, but for MXFP4: take its plain weights."
-        )
     return config
 
 

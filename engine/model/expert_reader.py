@@ -1,8 +1,11 @@
 """Reads the weights of routed layers from a checkpoint, which has one of three layouts:
 
-    mlp.experts.3.gate_proj.weight, …       each linear layer of each expert, [out_features, in_features]
-    mlp.experts.gate_up_proj, …             all experts together, as ExpertTensors says
+    mlp.experts.3.gate_proj.weight, …       each linear layer of each expert, plain or in a quantised form
+    mlp.experts.gate_up_proj, …             all experts together, plain, as ExpertTensors says
     mlp.experts.gate_up_proj_blocks, …      the same as MXFP4, rows of outputs
+
+Plain experts are rounded here if --quantization says so. Routers and the gates of shared experts stay plain: a checkpoint
+that has them quantised gives them as its library computes them.
 
 Owns no weights. Never ignores a tensor: what is not read here is refused as a leftover.
 """
@@ -15,20 +18,37 @@ from torch.nn import functional
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import MXFP4_BLOCK, ExpertsConfig, ExpertTensors, RouterScore
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, RoutedWeights, SharedWeights
+from graftwork.engine.model.mlp_weights import (
+    AnyLinear,
+    DenseWeights,
+    RoutedWeights,
+    SharedWeights,
+    joined_linear,
+    placed,
+)
 from graftwork.engine.model.projections import stored_width
-from graftwork.engine.model.weight_reader import TensorSource
+from graftwork.engine.model.weight_reader import TensorSource, skip_zero_bias
+from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.engine.quantization.mxfp4 import from_mxfp4
+from graftwork.engine.quantization.rounding import rounded
+
+_QUANTIZED_PARTS = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
+"""A layer with one of these tensors is quantised in the checkpoint."""
 
 
 class ExpertReader:
     """Reads routed layers onto a device. Raises InvalidRequest, as TensorSource does, with the name of a wrong tensor."""
 
-    def __init__(self, reader: TensorSource, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, reader: TensorSource, config: ModelConfig, device: torch.device, dtype: torch.dtype, kinds: StepKinds
+    ) -> None:
+        """`kinds` tells quantised layers which rows of a step decode."""
         assert config.experts is not None
         self._reader = reader
         self._experts: ExpertsConfig = config.experts
         self._shapes = config.experts.shapes
+        self._quantization = config.quantization
+        self._kinds = kinds
         self._biased = config.biased_targets
         self._modules = config.modules
         self._device = device
@@ -45,6 +65,7 @@ class ExpertReader:
             correction=self._correction(router) if multiplies_in_fp32 else None,
             experts=tuple(self._experts_of(f"{prefix}.experts")),
             shared=self._shared(prefix),
+            step_kinds=self._kinds,
         )
 
     def _prefix(self, index: int) -> str:
@@ -52,7 +73,12 @@ class ExpertReader:
         names = self._shapes.names
         found = (f"model.layers.{index}.{block}" for block in names.blocks)
         return next(
-            (prefix for prefix in found if f"{prefix}.{names.router}.weight" in self._reader),
+            (
+                prefix
+                for prefix in found
+                for part in ("weight", *_QUANTIZED_PARTS)
+                if f"{prefix}.{names.router}.{part}" in self._reader
+            ),
             f"model.layers.{index}.{names.blocks[0]}",
         )
 
@@ -67,12 +93,30 @@ class ExpertReader:
         """Reads a narrow linear layer, and gives it outputs of zeros."""
         out_features, in_features = self._experts.target_shapes[target]
         missing = stored_width(target, out_features) - out_features
-        weight = self._reader.read(f"{module}.weight", (out_features, in_features)).to(self._device, dtype)
+        weight = self._plain(module, (out_features, in_features)).to(self._device, dtype)
         bias = self._read(f"{module}.bias", out_features) if target in self._biased else None
         return Linear(
             functional.pad(weight, (0, 0, 0, missing)),
             None if bias is None else functional.pad(bias, (0, missing)),
         )
+
+    def _plain(self, module: str, shape: tuple[int, int]) -> torch.Tensor:
+        """Reads the weight of a linear layer that is never rounded, or makes it dense if the checkpoint has it quantised."""
+        if not any(f"{module}.{part}" in self._reader for part in _QUANTIZED_PARTS):
+            return self._reader.read(f"{module}.weight", shape)
+        weight = self._reader.linear(module, shape)
+        return weight if isinstance(weight, torch.Tensor) else weight.dense(torch.float32)
+
+    def _linear(self, modules: Sequence[str], out_features: int, in_features: int) -> AnyLinear:
+        """Reads linear layers with the same input as one layer, without a bias. Each has `out_features` outputs."""
+        weights = [
+            placed(self._reader.linear(module, (out_features, in_features)), self._device, self._dtype)
+            for module in modules
+        ]
+        if self._quantization is not None:
+            for module in modules:
+                skip_zero_bias(self._reader, module, out_features)
+        return joined_linear(weights, None, self._dtype, self._kinds)
 
     def _shared(self, prefix: str) -> SharedWeights | None:
         shared, names = self._experts.shared, self._shapes.names
@@ -81,30 +125,28 @@ class ExpertReader:
         inner, hidden = shared.intermediate_size, self._shapes.hidden_size
         modules = self._modules
         module = f"{prefix}.{names.shared}" if modules is None else f"{prefix.rpartition('.')[0]}.{modules.mlp}"
-        gate_up = [self._read(f"{module}.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]
-        down = self._read(f"{module}.down_proj.weight", hidden, inner)
+        gate_up = self._linear([f"{module}.{name}" for name in ("gate_proj", "up_proj")], inner, hidden)
+        down = self._linear([f"{module}.down_proj"], hidden, inner)
         gate = self._padded(f"{prefix}.{names.shared_gate}", "shared_gate", self._dtype) if shared.has_gate else None
-        mlp: DenseWeights[AnyLinear] = DenseWeights(Linear(torch.cat(gate_up)), Linear(down))
-        return SharedWeights(mlp, gate)
+        return SharedWeights(DenseWeights(gate_up, down), gate)
 
-    def _experts_of(self, prefix: str) -> Iterator[DenseWeights[Linear]]:
+    def _experts_of(self, prefix: str) -> Iterator[DenseWeights]:
         """Yields the experts of one layer."""
-        *_, down = self._shapes.names.projections
-        is_apart = f"{prefix}.0.{down}.weight" in self._reader or f"{prefix}.gate_up_proj" not in self._reader
+        is_apart = f"{prefix}.gate_up_proj" not in self._reader
         if is_apart and self._experts.tensors is ExpertTensors.ROWS:
             yield from (self._expert(f"{prefix}.{number}") for number in range(self._shapes.num_experts))
             return
         parts = [self._joined(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
         yield from (DenseWeights(*linears) for linears in zip(*parts, strict=True))
 
-    def _expert(self, prefix: str) -> DenseWeights[Linear]:
+    def _expert(self, prefix: str) -> DenseWeights:
         """Reads an expert whose linear layers stand alone."""
         inner, hidden = self._shapes.intermediate_size, self._shapes.hidden_size
         *inputs, down = self._shapes.names.projections
-        gate_up = [self._read(f"{prefix}.{name}.weight", inner, hidden) for name in inputs]
-        return DenseWeights(Linear(torch.cat(gate_up)), Linear(self._read(f"{prefix}.{down}.weight", hidden, inner)))
+        gate_up = self._linear([f"{prefix}.{name}" for name in inputs], inner, hidden)
+        return DenseWeights(gate_up, self._linear([f"{prefix}.{down}"], hidden, inner))
 
-    def _joined(self, name: str) -> Sequence[Linear]:
+    def _joined(self, name: str) -> Sequence[AnyLinear]:
         """Reads one projection of all experts together."""
         is_input = name.endswith("gate_up_proj")
         out_features, in_features = self._shapes.gate_up if is_input else self._shapes.down
@@ -113,15 +155,27 @@ class ExpertReader:
         if self._experts.is_mxfp4:
             weight = self._read_mxfp4(name, count, out_features, in_features)
         elif self._experts.tensors is ExpertTensors.ROWS:
-            weight = self._read(name, count, out_features, in_features)
+            weight = self._reader.read(name, (count, out_features, in_features)).to(self._device)
         else:
-            weight = self._read(name, count, in_features, out_features).transpose(1, 2)
+            weight = self._reader.read(name, (count, in_features, out_features)).to(self._device).transpose(1, 2)
         if is_input and self._shapes.interleaves:
             weight, bias = gates_before_ups(weight, dim=1), None if bias is None else gates_before_ups(bias, dim=1)
         return [
-            Linear(weight[number].contiguous(), None if bias is None else bias[number].contiguous())
+            joined_linear(
+                [self._rounded(weight[number])],
+                None if bias is None else bias[number].contiguous(),
+                self._dtype,
+                self._kinds,
+            )
             for number in range(count)
         ]
+
+    def _rounded(self, weight: torch.Tensor) -> LinearWeight:
+        """Returns a plain weight of the checkpoint: rounded if --quantization says so, else in the model's dtype."""
+        quantization = self._quantization
+        if quantization is not None and quantization.is_rounded:
+            return rounded(weight.contiguous(), quantization.scheme)
+        return weight.to(self._dtype).contiguous()
 
     def _read_mxfp4(self, name: str, count: int, out_features: int, in_features: int) -> torch.Tensor:
         """Reads one projection of all experts from blocks: [experts, out_features, in_features]."""

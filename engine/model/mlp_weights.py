@@ -1,34 +1,44 @@
 """Holds the weights of a layer's MLP: a dense one, or a router with its experts.
 
-Each linear layer is a Linear of its own, so that whatever stores weights in another form serves experts too. Never reads
-a file.
+Each linear layer is plain or quantised by itself, those of experts too. Never reads a file.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.quantization.linear import QuantizedLinear
+from graftwork.engine.quantization.linear import LinearWeight, QuantizedLinear, StepKinds
 
 AnyLinear = Linear | QuantizedLinear
 """A linear layer with plain weights or with quantised ones."""
 
 
-L = TypeVar("L", Linear, AnyLinear)
+def joined_linear(
+    weights: Sequence[LinearWeight], bias: torch.Tensor | None, dtype: torch.dtype, kinds: StepKinds
+) -> AnyLinear:
+    """Joins the weights of projections with the same input into one layer. Plain ones are of `dtype`, the model's."""
+    plain = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    if len(plain) < len(weights):
+        return QuantizedLinear(weights, bias, dtype, kinds)
+    return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
+
+
+def placed(weight: LinearWeight, device: torch.device, dtype: torch.dtype) -> LinearWeight:
+    """Returns a weight on the device. A plain one is of `dtype`."""
+    return weight.to(device, dtype) if isinstance(weight, torch.Tensor) else weight.to(device)
 
 
 @dataclass(frozen=True, slots=True)
-class DenseWeights(Generic[L]):
+class DenseWeights:
     """The weights of an MLP, or of one expert. Gate and up are joined."""
 
-    gate_up: L  # [2 * intermediate, hidden]
-    down: L  # [hidden, intermediate]
+    gate_up: AnyLinear  # [2 * intermediate, hidden]
+    down: AnyLinear  # [hidden, intermediate]
 
     @property
-    def linears(self) -> tuple[L, ...]:
+    def linears(self) -> tuple[AnyLinear, ...]:
         return self.gate_up, self.down
 
     @property
@@ -36,7 +46,7 @@ class DenseWeights(Generic[L]):
         """The tensors that belong to no linear layer."""
         return ()
 
-    def group(self, name: str) -> L:
+    def group(self, name: str) -> AnyLinear:
         return {"gate_up": self.gate_up, "down": self.down}[name]
 
 
@@ -44,7 +54,7 @@ class DenseWeights(Generic[L]):
 class SharedWeights:
     """The weights of the expert that sees every token."""
 
-    mlp: DenseWeights[AnyLinear]
+    mlp: DenseWeights
     gate: Linear | None  # [16, hidden]: one output, and outputs of zeros (see projections.stored_width)
 
 
@@ -54,8 +64,10 @@ class RoutedWeights:
 
     router: Linear  # [experts, hidden], at least 16 outputs; fp32 where the router multiplies in fp32
     correction: torch.Tensor | None  # [experts] fp32, added to the scores for the choice alone
-    experts: tuple[DenseWeights[Linear], ...]
+    experts: tuple[DenseWeights, ...]
     shared: SharedWeights | None
+    step_kinds: StepKinds = field(default_factory=StepKinds)
+    """Which rows of the step decode, for quantised experts."""
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -85,4 +97,4 @@ class RoutedWeights:
                 yield self.shared.gate
 
 
-MlpWeights = DenseWeights[AnyLinear] | RoutedWeights
+MlpWeights = DenseWeights | RoutedWeights

@@ -62,9 +62,25 @@ class TensorSource(Protocol):
 
     def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
 
+    def close(self) -> None: ...
+
     def linear(self, module: str, shape: tuple[int, int]) -> LinearWeight:
         """Reads the weight [out_features, in_features] of a linear layer, such as "model.layers.0.mlp.down_proj"."""
         ...
+
+
+def skip_zero_bias(reader: TensorSource, module: str, size: int) -> None:
+    """Reads a bias that the model has none of, which some libraries write as zeros for quantised layers.
+
+    Raises InvalidRequest if it is not zero.
+    """
+    name = f"{module}.bias"
+    if name in reader and bool(reader.read(name, (size,)).any()):
+        raise InvalidRequest(
+            f"The checkpoint holds {name!r}, which is not zero, but its config.json says that there is no bias: "
+            "one of the two belongs to another model.",
+            param="model",
+        )
 
 
 class WeightReader:
@@ -81,16 +97,24 @@ class WeightReader:
 
         Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
+        self._opened: dict[Path, Any] = {}
         self._joined = joined or {}
         self._quantization = quantization
         self._stored_by_name: dict[str, _Stored] = {}
         for path in self._files:
-            with _open(path) as tensors:
+            with self._open(path) as tensors:
                 for name in sorted(tensors.keys()):
                     module = name.rpartition(".")[0]
                     joined_here = {} if self._is_stored_quantized(module) else self._joined
                     self._stored_by_name.update(_places(path, name, joined_here, renamed or {}))
         self._unread = {name for name in self._stored_by_name if not self._is_unused(name)}
+
+    def close(self) -> None:
+        """Closes the files, which stay open between reads otherwise. The next read opens them again.
+
+        Opening a file reads the names of all its tensors, which takes milliseconds where there are thousands of experts.
+        """
+        self._opened.clear()
 
     def __contains__(self, name: str) -> bool:
         return name in self._stored_by_name
@@ -103,7 +127,7 @@ class WeightReader:
     def take(self, name: str) -> torch.Tensor:
         """Reads one tensor into CPU memory as it is stored, whatever its shape and dtype."""
         place = self._stored_by_name[name]
-        with _open(place.path) as tensors:
+        with self._open(place.path) as tensors:
             tensor: torch.Tensor = tensors.get_tensor(place.name)
         self._unread.discard(name)
         return tensor
@@ -175,7 +199,7 @@ class WeightReader:
         if place is None:
             raise InvalidRequest(f"The checkpoint has no tensor {name!r}.", param="model")
         whole = shape if place.num_rows is None else (place.num_rows, *shape[1:])
-        with _open(place.path) as tensors:
+        with self._open(place.path) as tensors:
             stored = tuple(tensors.get_slice(place.name).get_shape())
             if stored != whole:
                 raise InvalidRequest(f"Tensor {place.name!r} has shape {stored}, not {whole}.", param="model")
@@ -188,6 +212,19 @@ class WeightReader:
             )
         self._unread.discard(name)
         return tensor
+
+    @contextmanager
+    def _open(self, path: Path) -> Generator[Any]:
+        """Opens one file, unless it is open. Raises InvalidRequest if it cannot be read, or is damaged."""
+        try:
+            tensors = self._opened.get(path)
+            if tensors is None:
+                tensors = self._opened[path] = safe_open(path, framework="pt")
+            yield tensors
+        except (OSError, SafetensorError) as error:
+            raise InvalidRequest(
+                f"{path} is not a whole safetensors file ({error}): download or copy it again.", param="model"
+            ) from error
 
 
 def _places(path: Path, name: str, joined: Joined, renamed: Mapping[str, str]) -> Iterator[tuple[str, _Stored]]:
@@ -220,15 +257,3 @@ def _read(tensors: Any, place: _Stored, shape: tuple[int, ...], part: Part | Non
     bounds[0] = (place.start + bounds[0][0], place.start + bounds[0][1])
     tensor = tensors.get_slice(place.name)[tuple(slice(*one) for one in bounds)]
     return tensor
-
-
-@contextmanager
-def _open(path: Path) -> Generator[Any]:
-    """Opens one file. Raises InvalidRequest if it cannot be read, or is damaged."""
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            yield tensors
-    except (OSError, SafetensorError) as error:
-        raise InvalidRequest(
-            f"{path} is not a whole safetensors file ({error}): download or copy it again.", param="model"
-        ) from error

@@ -4,7 +4,7 @@ Owns the weights. Linear layers with the same input, such as q, k and v, are joi
 tensor in the folder: a tensor that the model does not use is an error.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,12 +14,11 @@ from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.expert_reader import ExpertReader
-from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights, joined_linear, placed
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER, joined_projections
 from graftwork.engine.model.recurrent_weights import RecurrentWeights, read_recurrent_weights
-from graftwork.engine.model.weight_reader import TensorSource, WeightReader
-from graftwork.engine.quantization.linear import LinearWeight, QuantizedLinear, StepKinds
+from graftwork.engine.model.weight_reader import TensorSource, WeightReader, skip_zero_bias
+from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -148,10 +147,11 @@ def load_decoder_weights(
         layers=tuple(tensors.layer(index) for index in range(config.num_layers)),
         target_shapes=config.target_shapes,
         norm=tensors.norm("model.norm", config.hidden_size),
-        head=tensors.linear([tensors.head(embedding)], None, StepKinds()),
+        head=joined_linear([tensors.head(embedding)], None, dtype, StepKinds()),
         step_kinds=tensors.step_kinds,
     )
     _refuse_leftovers(reader, config)
+    reader.close()
     weights.pack()
     return weights
 
@@ -172,41 +172,16 @@ class _TensorReader:
     def fused(self, prefix: str, *targets: str) -> AnyLinear:
         shapes = [self.config.target_shapes[target] for target in targets]
         weights = [
-            self.placed(self.reader.linear(f"{prefix}.{target}", shape))
+            placed(self.reader.linear(f"{prefix}.{target}", shape), self.device, self.dtype)
             for target, shape in zip(targets, shapes, strict=True)
         ]
         if not set(targets) & set(self.config.biased_targets):
-            self.skip_zero_biases(prefix, targets)
-            return self.linear(weights, None, self.step_kinds)
+            if self.config.quantization is not None:
+                for target, shape in zip(targets, shapes, strict=True):
+                    skip_zero_bias(self.reader, f"{prefix}.{target}", shape[0])
+            return joined_linear(weights, None, self.dtype, self.step_kinds)
         biases = [self.read(f"{prefix}.{target}.bias", shape[0]) for target, shape in zip(targets, shapes, strict=True)]
-        return self.linear(weights, torch.cat(biases), self.step_kinds)
-
-    def placed(self, weight: LinearWeight) -> LinearWeight:
-        """Returns a weight on the device. A plain one is of the model's dtype."""
-        return weight.to(self.device, self.dtype) if isinstance(weight, torch.Tensor) else weight.to(self.device)
-
-    def linear(self, weights: Sequence[LinearWeight], bias: torch.Tensor | None, kinds: StepKinds) -> AnyLinear:
-        """Joins the weights of projections with the same input into one layer."""
-        plain = [weight for weight in weights if isinstance(weight, torch.Tensor)]
-        if len(plain) < len(weights):
-            return QuantizedLinear(weights, bias, self.dtype, kinds)
-        return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
-
-    def skip_zero_biases(self, prefix: str, targets: Sequence[str]) -> None:
-        """Reads biases that the model has none of, which some libraries write as zeros for quantised layers.
-
-        Raises InvalidRequest if one is not zero.
-        """
-        if self.config.quantization is None:
-            return
-        for target in targets:
-            name = f"{prefix}.{target}.bias"
-            if name in self.reader and bool(self.read(name, self.config.target_shapes[target][0]).any()):
-                raise InvalidRequest(
-                    f"The checkpoint holds {name!r}, which is not zero, but its config.json says that there is no bias: "
-                    "one of the two belongs to another model.",
-                    param="model",
-                )
+        return joined_linear(weights, torch.cat(biases), self.dtype, self.step_kinds)
 
     def norm(self, name: str, size: int) -> torch.Tensor:
         """Reads the weights of one norm. They are fp32 if the norm rounds only once."""
@@ -258,7 +233,7 @@ class _TensorReader:
 
     def mlp(self, index: int) -> MlpWeights:
         if self.config.is_routed(index):
-            return ExpertReader(self.reader, self.config, self.device, self.dtype).layer(index)
+            return ExpertReader(self.reader, self.config, self.device, self.dtype, self.step_kinds).layer(index)
         modules = self.config.modules
         prefix = f"model.layers.{index}.{'mlp' if modules is None else modules.mlp}"
         return DenseWeights(self.fused(prefix, "gate_proj", "up_proj"), self.fused(prefix, "down_proj"))
@@ -281,7 +256,7 @@ class _TensorReader:
             return embedding
         if not self.config.tie_word_embeddings:
             shape = self.config.vocab_size, self.config.hidden_size
-            return self.placed(self.reader.linear("lm_head", shape))
+            return placed(self.reader.linear("lm_head", shape), self.device, self.dtype)
         head = self.read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
         if not torch.equal(head, embedding):
             raise InvalidRequest(

@@ -84,6 +84,9 @@ class RankReader:
         bias = self._reader.read(name, whole[:1])
         return bias if self._rank.leads else torch.zeros_like(bias)
 
+    def close(self) -> None:
+        self._reader.close()
+
     def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._reader.read_bytes(name, shape)
 

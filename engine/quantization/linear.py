@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from graftwork.engine.model.batch_invariance import multiply
@@ -44,6 +46,13 @@ class StepKinds:
 
     prompt_rows: Sequence[range] = ()
     """The rows that belong to prompts, ascending. All other rows decode."""
+
+    def are_prompts(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns whether each of some rows of the step belongs to a prompt."""
+        found = np.zeros(len(rows), np.bool_)
+        for prompt in self.prompt_rows:
+            found |= (rows >= prompt.start) & (rows < prompt.stop)
+        return found
 
 
 class QuantizedLinear:
@@ -99,23 +108,45 @@ class QuantizedLinear:
         return False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [num_rows, out_features] in the model's dtype for x [num_rows, in_features]."""
+        """Returns [num_rows, out_features] in the model's dtype for x [num_rows, in_features], the rows of the step."""
+        return self._product(x, self._kinds.prompt_rows)
+
+    def of_some(self, x: torch.Tensor, are_prompts: NDArray[np.bool_]) -> torch.Tensor:
+        """Returns [num_rows, out_features] for rows that are not those of the step: `are_prompts` says which of them belong
+        to prompts, [num_rows] on the host.
+        """
+        num_decoding = int(np.count_nonzero(~are_prompts))
+        prompts = (range(num_decoding, len(x)),)
+        if num_decoding in (0, len(x)):
+            return self._product(x, prompts)
+        order = torch.from_numpy(np.argsort(are_prompts, kind="stable")).to(x.device)
+        y = x.new_empty(len(x), self.out_features)
+        return y.index_copy_(0, order, self._product(x.index_select(0, order), prompts))
+
+    def _product(self, x: torch.Tensor, prompt_rows: Sequence[range]) -> torch.Tensor:
         y = torch.empty(len(x), self.out_features, dtype=x.dtype, device=x.device)
         start = 0
         for part in self._parts:
             end = start + part.out_features
             bias = None if self.bias is None else self.bias[start:end]
-            self._fill(part, x, bias, y[:, start:end])
+            self._fill(part, x, bias, y[:, start:end], prompt_rows)
             start = end
         return y
 
-    def _fill(self, part: "_Part", x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+    def _fill(
+        self,
+        part: "_Part",
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        y: torch.Tensor,
+        prompt_rows: Sequence[range],
+    ) -> None:
         """Writes the products of one part to y, [num_rows, out_features of the part]."""
         if part.products is None:
             y.copy_(_dense_product(part, x, bias, self._rows_at_once))
             return
         decoding_start = 0
-        for prompt in (*self._kinds.prompt_rows, range(len(x), len(x))):
+        for prompt in (*prompt_rows, range(len(x), len(x))):
             if decoding_start < prompt.start:
                 exact = part.products.multiply(x[decoding_start : prompt.start])
                 y[decoding_start : prompt.start] = exact if bias is None else exact + bias

@@ -90,7 +90,7 @@ def _read_gptq(settings: Mapping[str, Any]) -> Quantization:
         "sym": (True, False),
         "checkpoint_format": (None, "gptq", "gptq_v2"),
         "is_marlin_format": (False, None),
-        "dynamic": (None, {}),
+        "dynamic": (),
         "adapter": (None, {}),
     }
     _only(settings, known, _GPTQ_MADE_BY)
@@ -109,10 +109,19 @@ def _read_gptq(settings: Mapping[str, Any]) -> Quantization:
     )
     quantized = [name for group in settings.get("modules_in_block_to_quantize") or [] for name in group]
     head = () if settings.get("lm_head") else (_HEAD,)
-    excluded = (*joined_names(settings.get("modules_to_not_convert")), *head)
+    excluded = (*joined_names(settings.get("modules_to_not_convert")), *head, *_gptq_exceptions(settings))
     if quantized:
         excluded += (f"re:(?!.*\\.({'|'.join(name.replace('.', chr(92) + '.') for name in quantized)})$)",)
     return Quantization(scheme, excluded)
+
+
+def _gptq_exceptions(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Reads `dynamic` of GPTQModel: patterns of layers with settings of their own. Those that begin with "-:" are plain."""
+    patterns = settings.get("dynamic") or {}
+    others = [pattern for pattern in patterns if not pattern.startswith("-:")]
+    if others:
+        raise refused(f"dynamic with {others[0]!r} is not served for gptq; served are patterns that begin with '-:'.")
+    return tuple(f"re:{pattern.removeprefix('-:')}" for pattern in patterns)
 
 
 def _read_awq(settings: Mapping[str, Any]) -> Quantization:

@@ -12,6 +12,8 @@ import torch
 from torch.nn import functional
 
 from graftwork.engine.attention.backend import StepAttention
+from graftwork.engine.experts.backend import ExpertBackend
+from graftwork.engine.experts.expert_loop import ExpertLoop
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
@@ -42,9 +44,10 @@ class Decoder:
         rows: RowOps,
         on_layer: Callable[[], None],
         recurrent: RecurrentLayers | None = None,
+        experts: type[ExpertBackend] = ExpertLoop,
     ) -> None:
         """`on_layer` is called before each layer, so that others can see that a long step advances. `recurrent` computes
-        the recurrent layers, if the model has some.
+        the recurrent layers, and `experts` the experts of routed layers, if the model has some.
         """
         self.config = config
         self.weights = weights
@@ -52,7 +55,8 @@ class Decoder:
         self._on_layer = on_layer
         self._recurrent = recurrent
         self._mixers = [self._attention if one.recurrent is None else self._recurrence for one in weights.layers]
-        self._mlps = [build_mlp(config, layer.mlp, index, rows) for index, layer in enumerate(weights.layers)]
+        self.experts = None if config.experts is None else experts
+        self._mlps = [build_mlp(config, layer.mlp, index, rows, experts) for index, layer in enumerate(weights.layers)]
         self._is_parallel = config.block.is_parallel
         self._embedding_scale = _embedding_scale(config, weights.embedding.dtype)
         self._changes_logits = config.scales.logits != 1.0 or config.scales.logits_cap is not None

@@ -16,6 +16,7 @@ import torch
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
+from graftwork.engine.experts.backend import ExpertBackend
 from graftwork.engine.kernels.step_inputs import Passenger
 from graftwork.engine.lora.backend import LoraBackend, StepLora
 from graftwork.engine.lora.packs import AdapterMix
@@ -55,6 +56,8 @@ class StepPaths:
     eager_adapter_steps: int = 0
     eager_row_steps: int = 0
     eager_steps: int = 0
+    expert_kernel_rows: int = 0
+    expert_torch_rows: int = 0
     fallback_rows: int = 0
     fallback_attention: int = 0
     fallback_experts: int = 0
@@ -65,6 +68,16 @@ class StepPaths:
     def count(self, path: str) -> None:
         """Counts one step under a field."""
         setattr(self, path, getattr(self, path) + 1)
+
+    def count_experts(self, experts: type[ExpertBackend] | None, rows: BatchRows) -> None:
+        """Counts the tokens of a step by what computes their experts; None if the model has none."""
+        if experts is None:
+            return
+        num_tokens = sum(piece.num_tokens for piece in rows.slices)
+        if experts.uses_kernels:
+            self.expert_kernel_rows += num_tokens
+        else:
+            self.expert_torch_rows += num_tokens
 
 
 class ForwardPass(Protocol):
@@ -137,6 +150,7 @@ class PlainForward:
         self, rows: BatchRows, tokens: SampledTokens | None = None, passenger: Passenger | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.paths.eager_steps += 1
+        self.paths.count_experts(self._decoder.experts, rows)
         batch = self._builder.tensors(rows)
         if tokens is not None:
             sources = tokens.sources(rows.slices)

@@ -8,14 +8,13 @@ from typing import Protocol
 
 import torch
 
+from graftwork.engine.experts.backend import ExpertBackend
 from graftwork.engine.experts.choice import choose
-from graftwork.engine.experts.grouped_product import grouped_product, run_length
-from graftwork.engine.experts.routes import Routes
 from graftwork.engine.lora.backend import StepLora
-from graftwork.engine.model.batch_invariance import BatchInvariance, pad_rows, sigmoid
+from graftwork.engine.model.batch_invariance import pad_rows, sigmoid
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import ClampedSwiGlu, ExpertsConfig
-from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights, RoutedWeights, SharedWeights
+from graftwork.engine.model.mlp_weights import DenseWeights, MlpWeights, RoutedWeights, SharedWeights
 from graftwork.engine.model.projections import EXPERT_GROUPS
 from graftwork.engine.runner.row_ops import RowOps
 
@@ -28,18 +27,18 @@ class Mlp(Protocol):
         ...
 
 
-def build_mlp(config: ModelConfig, weights: MlpWeights, layer: int, rows: RowOps) -> Mlp:
+def build_mlp(config: ModelConfig, weights: MlpWeights, layer: int, rows: RowOps, experts: type[ExpertBackend]) -> Mlp:
     """Returns the MLP of one layer. `rows` computes activations."""
     if isinstance(weights, DenseWeights):
         return DenseMlp(weights, layer, rows)
     assert config.experts is not None
-    return RoutedMlp(config.experts, weights, layer, rows)
+    return RoutedMlp(config.experts, weights, layer, rows, experts)
 
 
 class DenseMlp:
     """An MLP that is the same for every token. `prefix` begins the names of its groups of projections."""
 
-    def __init__(self, weights: DenseWeights[AnyLinear], layer: int, rows: RowOps, prefix: str = "") -> None:
+    def __init__(self, weights: DenseWeights, layer: int, rows: RowOps, prefix: str = "") -> None:
         self._weights = weights
         self._layer = layer
         self._rows = rows
@@ -57,28 +56,29 @@ class DenseMlp:
 class RoutedMlp:
     """An MLP that sends each token to some of its experts, and to its shared expert if it has one."""
 
-    def __init__(self, config: ExpertsConfig, weights: RoutedWeights, layer: int, rows: RowOps) -> None:
+    def __init__(
+        self, config: ExpertsConfig, weights: RoutedWeights, layer: int, rows: RowOps, experts: type[ExpertBackend]
+    ) -> None:
         self._config = config
         self._weights = weights
         self._layer = layer
         self._rows = rows
-        self._gate_up = [expert.gate_up for expert in weights.experts]
-        self._down = [expert.down for expert in weights.experts]
+        self._experts = experts(weights)
         self._shared = None if weights.shared is None else SharedMlp(weights.shared, layer, rows)
-        first = self._gate_up[0]
-        self._run_length = run_length(BatchInvariance.of(first.dtype, first.device), is_packed=first.is_packed)
 
     def __call__(self, x: torch.Tensor, lora: StepLora) -> torch.Tensor:
         chosen, weights = choose(self._logits(x, lora), self._config.router, self._weights.correction)
-        routes = Routes.of(chosen, weights, self._run_length)
+        arranged = self._experts.arrange(chosen, weights)
         to_inner, to_output = EXPERT_GROUPS
-        rows = x.index_select(0, routes.tokens)  # [num_rows, hidden]
-        gate_up = grouped_product(rows, self._gate_up, routes.runs)  # [num_rows, 2 * intermediate]
-        lora.add_routed(gate_up, rows, self._layer, to_inner, routes.host)
+        rows = x.index_select(0, arranged.tokens)  # [num_rows, hidden]
+        gate_up = arranged.multiply(rows, to_inner)  # [num_rows, 2 * intermediate]
+        if lora.changes_experts:
+            lora.add_routed(gate_up, rows, self._layer, to_inner, arranged.host)
         inner = self._activate(gate_up)  # [num_rows, intermediate]
-        output = grouped_product(inner, self._down, routes.runs)  # [num_rows, hidden]
-        lora.add_routed(output, inner, self._layer, to_output, routes.host)
-        mixed = routes.combined(output)  # [num_tokens, hidden]
+        output = arranged.multiply(inner, to_output)  # [num_rows, hidden]
+        if lora.changes_experts:
+            lora.add_routed(output, inner, self._layer, to_output, arranged.host)
+        mixed = arranged.combined(output)  # [num_tokens, hidden]
         return mixed if self._shared is None else mixed + self._shared(x, lora)
 
     def _logits(self, x: torch.Tensor, lora: StepLora) -> torch.Tensor:

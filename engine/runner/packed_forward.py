@@ -68,6 +68,7 @@ class PackedForward:
     def compute(
         self, rows: BatchRows, tokens: SampledTokens | None = None, passenger: Passenger | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        self.paths.count_experts(self.parts.decoder.experts, rows)
         owners = self.parts.lora.owners_of(self._adapters.segments(rows), len(rows.token_ids))
         key = EagerReason.OFF if self.graphs is None else self.graphs.key_for(rows, owners)
         if self.graphs is not None and isinstance(key, GraphKey):

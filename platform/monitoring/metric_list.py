@@ -96,6 +96,12 @@ METRICS = (
         "graftwork_engine_steps", "counter", "Forward passes by how they were computed, and why.", ("path", "reason")
     ),
     MetricSpec(
+        "graftwork_expert_rows",
+        "counter",
+        "Tokens of steps of a model with experts, by what computed those.",
+        ("path",),
+    ),
+    MetricSpec(
         "graftwork_kernel_fallbacks", "gauge", "1 if torch stands in for kernels that do not work.", ("kernels",)
     ),
     MetricSpec("graftwork_lora_pool_bytes", "gauge", "Adapter weights on the device.", (), "bytes"),

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.experts import RouterScore
+from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
+_PLAIN_TARGETS = ("router", "shared_gate")
+"""What is never served as codes."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -80,11 +83,29 @@ class ModelSizes:
         quantization = self.model.quantization
         if quantization is None:
             return self.parameters * self.item_bytes
-        excluded = [target for target in self.model.target_shapes if quantization.excludes(f"layers.{target}")]
-        shapes = {name: shape for name, shape in self.model.target_shapes.items() if name not in excluded}
-        quantised = self.model.num_layers * sum(out * width for out, width in shapes.values())
+        quantised = sum(self._quantised_products(layer, quantization) for layer in range(self.model.num_layers))
         plain = (self.parameters - quantised) * self.item_bytes
         return plain + int(quantised * quantization.bits_per_weight / 8)
+
+    def _quantised_products(self, layer: int, quantization: Quantization) -> int:
+        """Returns the weights of a layer that are served as codes: neither routers nor the gates of shared experts."""
+        found = sum(
+            out * width
+            for name, (out, width) in self.model.layer_shapes(layer).items()
+            if name not in _PLAIN_TARGETS and not quantization.excludes(f"layers.{name}")
+        )
+        experts = self.model.experts
+        if experts is None or not self.model.is_routed(layer):
+            return found
+        shapes, prefix = experts.shapes, f"model.layers.{layer}.{experts.shapes.names.blocks[-1]}.experts.0"
+        projections = [shapes.gate_up, shapes.down]
+        names = (shapes.names.projections[0], shapes.names.projections[-1])
+        chosen = [
+            shape
+            for name, shape in zip(names, projections, strict=True)
+            if not quantization.excludes(f"{prefix}.{name}")
+        ]
+        return found + shapes.num_experts * sum(out * width for out, width in chosen)
 
     @property
     def token_flops(self) -> int:

@@ -181,6 +181,10 @@ class TritonStep:
         if self._slotless is not None:
             self._slotless.add_deltas(y, x, layer, group)
 
+    @property
+    def changes_experts(self) -> bool:
+        return self._at_experts is not None
+
     def add_routed(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str, rows: HostRows) -> None:
         if self._at_experts is not None:
             self._at_experts.add_to(y, x, (layer, group), rows)

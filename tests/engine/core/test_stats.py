@@ -38,6 +38,7 @@ def test_the_metrics_keep_their_names() -> None:
             },
             "graftwork_kv_object_pages_total": {("written",), ("read",)},
             "graftwork_lora_rows_total": {("kernels",), ("torch",)},
+            "graftwork_expert_rows_total": {("kernels",), ("torch",)},
             "graftwork_engine_steps_total": {
                 ("graph", "decoding"),
                 *(("eager", why) for why in ("prompt", "scores", "loads", "adapters", "rows", "no_graphs")),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.experts.grouped_product import grouped_product, run_length
+from graftwork.engine.experts.expert_loop import LoopRows, run_length
 from graftwork.engine.experts.routes import Routes
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.layers import Linear
@@ -15,6 +15,16 @@ CHOICES = st.integers(1, 4).flatmap(
     lambda count: st.lists(st.permutations(range(NUM_EXPERTS)).map(lambda order: order[:count]), min_size=1, max_size=9)
 )
 """The experts of each token: as many for all, and none twice."""
+
+
+class PackedLinear(Linear):
+    """A layer that says that its weight is in blocks, on any machine."""
+
+    __slots__ = ()
+
+    @property
+    def is_packed(self) -> bool:
+        return True
 
 
 @given(chosen=CHOICES)
@@ -45,9 +55,10 @@ def test_outputs_are_summed_by_their_weights(chosen: list[list[int]], seed: int)
     linears = [Linear(torch.randn(HIDDEN, HIDDEN, generator=generator)) for _ in range(NUM_EXPERTS)]
     x = torch.randn(len(chosen), HIDDEN, generator=generator)
     weights = torch.rand(len(chosen), len(chosen[0]), generator=generator)
-    routes = Routes.of(torch.tensor(chosen), weights, run_length(BatchInvariance(4, 16), is_packed=False))
+    routes = Routes.of(torch.tensor(chosen), weights, run_length(BatchInvariance(4, 16), linears))
+    rows = LoopRows({"down": tuple(linears)}, routes, np.zeros(len(routes.tokens), bool))
 
-    mixed = routes.combined(grouped_product(x[routes.tokens], linears, routes.runs))
+    mixed = rows.combined(rows.multiply(x[rows.tokens], "down"))
 
     for token, experts in enumerate(chosen):
         products = [weights[token, place] * (linears[expert].weight @ x[token]) for place, expert in enumerate(experts)]
@@ -55,9 +66,13 @@ def test_outputs_are_summed_by_their_weights(chosen: list[list[int]], seed: int)
 
 
 def test_a_run_is_as_long_as_its_products_need() -> None:
-    """Runs have at least the rows of BatchInvariance; with weights in blocks, a length that is prepared anyway."""
-    plain, packed = (run_length(BatchInvariance(rows, 1), is_packed=blocks) for rows, blocks in ((4, False), (1, True)))
+    """Runs have at least the rows of BatchInvariance; with weights in blocks, a length that is prepared anyway. Quantised
+    layers need no padding."""
+    plain = run_length(BatchInvariance(4, 1), [Linear(torch.ones(16, 16))])
+    packed = run_length(BatchInvariance(1, 1), [PackedLinear(torch.ones(16, 16))])
+    quantised = run_length(BatchInvariance(4, 1), [])
 
     assert [plain(count) for count in (1, 4, 33)] == [4, 4, 33]
     assert [packed(count) for count in (1, 17, 33, 65)] == [1, 18, 36, 72]
     assert np.all([packed(count) >= count for count in range(1, 300)])
+    assert [quantised(count) for count in (1, 5)] == [1, 5]

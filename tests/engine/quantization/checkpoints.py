@@ -29,7 +29,10 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "pad_token_id": 0,
 }
-PROJECTIONS = ("qkv_proj", "gate_up_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROJECTIONS = (
+    *("qkv_proj", "gate_up_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("w1", "w2", "w3"),
+)
 
 
 def make_plain(folder: Path, seed: int = 0, **options: Any) -> Path:

@@ -7,6 +7,7 @@ MODULES = tuple(
         *(f"kernels.{name}" for name in ("blocks", "norm", "activation", "rotary", "take_tokens")),
         *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
         *(f"lora.triton.{name}" for name in ("selftest", "backend")),
+        *(f"experts.triton.{name}" for name in ("kernels", "launch", "backend", "selftest")),
         *(f"attention.{name}" for name in ("online_softmax", "paged_kernels", "launch", "reference")),
         *(f"attention.{name}" for name in ("triton_attention", "selftest")),
         *(f"sampling.device.{name}" for name in ("number_math", "edit_kernel", "weigh_kernels", "choose_kernel")),
@@ -19,6 +20,8 @@ USED_BY_ENGINES = tuple(
     for name in (
         "lora.triton.selftest",
         "lora.triton.backend",
+        "experts.triton.backend",
+        "experts.triton.selftest",
         "attention.triton_attention",
         "attention.selftest",
         "runner.triton_row_ops",

@@ -1,0 +1,67 @@
+"""Chooses what computes the experts of routed layers, by the setting `kernels`, the device and the form of the weights.
+
+The Triton kernels are chosen only if they pass their self-test on this machine. Otherwise the experts are computed one
+after another.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+import torch
+
+from graftwork.engine.experts.backend import ExpertBackend
+from graftwork.engine.experts.expert_loop import ExpertLoop
+from graftwork.engine.model.layers import Linear
+from graftwork.engine.model.mlp_weights import AnyLinear, RoutedWeights
+from graftwork.platform.errors import InvalidRequest
+
+_log = logging.getLogger(__name__)
+
+_CHOICES = ("auto", "triton", "torch")
+
+
+def choose_experts(
+    kernels: str, layers: Iterable[RoutedWeights], device: torch.device, dtype: torch.dtype
+) -> type[ExpertBackend]:
+    """Returns what computes the experts of a model with these routed layers.
+
+    `auto` takes the Triton kernels on CUDA if they work, else one product after another. Raises InvalidRequest if the
+    name is unknown, or if it names kernels that do not work on this machine or with these weights.
+    """
+    if kernels not in _CHOICES:
+        raise InvalidRequest(
+            f"kernels {kernels!r} of experts is not known: choose one of {', '.join(_CHOICES)}.", param="kernels"
+        )
+    linears = [linear for layer in layers for expert in layer.experts for linear in expert.linears]
+    if not linears or kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
+        return ExpertLoop
+    failure = _why_not_triton(linears, device, dtype)
+    if failure is None:
+        from graftwork.engine.experts.triton.backend import TritonExperts
+
+        return TritonExperts
+    if kernels == "triton":
+        raise InvalidRequest(
+            f"The triton kernels of experts do not work on {device} ({failure}). "
+            "Start the engine with kernels auto or torch.",
+            param="kernels",
+        )
+    loss = (
+        "the host waits for the router in each layer, experts are computed one after another, and there are no graphs"
+    )
+    _log.warning("expert_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": loss})
+    return ExpertLoop
+
+
+def _why_not_triton(linears: Sequence[AnyLinear], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Returns why the Triton kernels cannot compute some experts on a device; None if they can."""
+    if any(not isinstance(linear, Linear) for linear in linears):
+        return "they do not multiply with quantised weights"
+    if any(linear.is_packed for linear in linears):
+        return "the weights are in the CPU's blocks"
+    if find_spec("triton") is None:
+        return "triton is not installed (the `kernels` extra)"
+    from graftwork.engine.experts.triton.selftest import why_expert_kernels_fail
+
+    return why_expert_kernels_fail(device, dtype)

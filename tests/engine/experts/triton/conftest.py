@@ -1,0 +1,17 @@
+"""Fixtures that run the kernels of routed layers by Triton's interpreter on CPU tensors."""
+
+from types import ModuleType
+
+import pytest
+
+from tests.engine.kernels.interpreted import interpreted_copies
+
+PACKAGE = "graftwork.engine.experts.triton"
+WITH_KERNELS = ("kernels", "launch", "backend", "selftest")
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> dict[str, ModuleType]:
+    """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
+    copies = interpreted_copies(["graftwork.engine.kernels.blocks", *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
+    return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS}

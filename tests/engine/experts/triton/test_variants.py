@@ -1,0 +1,53 @@
+"""Tests of the compiled kernels of routed layers on a machine without a GPU."""
+
+import re
+from typing import Any
+
+import pytest
+from benchmarks.kernel_builds import ROUTED_MODELS
+
+from tests.engine.kernels.compiled import assert_fits
+
+DECODE = "16 rows"
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Any]:
+    """Kernels of the examples: all on Hopper, those of the first on the others."""
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    from graftwork.engine.experts.triton.variants import SHAPES
+    from graftwork.engine.kernels.compile_ahead import compile_variant
+
+    wanted = [(90, shape) for shape in SHAPES] + [(other, SHAPES[0]) for other in (80, 100)]
+    return [compile_variant(variant, capability) for capability, shape in wanted for variant in shape.variants]
+
+
+def test_all_kernels_build_and_fit(compiled: list[Any]) -> None:
+    """Each kernel compiles for Ampere, Hopper and Blackwell within the limits of each architecture, and none spills."""
+    kernels = {f"{name}_kernel" for name in ("count_rows", "arrange_rows", "multiply_tiles")}
+    built_for = {(built.variant.kernel.__name__, built.capability) for built in compiled}
+    assert built_for == {(kernel, target) for kernel in kernels for target in (80, 90, 100)}
+    for built in compiled:
+        assert_fits(built)
+
+
+def test_one_matrix_instruction_serves_all_tiles(compiled: list[Any]) -> None:
+    """Tiles of both sizes use mma.sync on every architecture in 16 bits, so a row's bits do not depend on its tile's size;
+    fp32 uses no matrix unit, and nothing is summed atomically."""
+    for built in compiled:
+        is_product = built.variant.kernel.__name__ == "multiply_tiles_kernel"
+        has_matrices = is_product and "fp32" not in built.variant.name
+        instructions = {*re.findall(r"mma\.sync|wgmma|tcgen05\.mma", built.ptx)}
+        assert instructions == ({"mma.sync"} if has_matrices else set()), built.variant.name
+        assert not re.search(r"\b(?:atom|red)\.", built.ptx), built.variant.name
+
+
+def test_an_engine_with_experts_lists_their_kernels() -> None:
+    """The kernels that an engine of a routed model may launch are those of its dense parts, and of its experts."""
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    from graftwork.engine.build.compile_kernels import served_variants
+
+    for model in ROUTED_MODELS.values():
+        names = [variant.name for variant in served_variants(model) if variant.name.startswith("experts")]
+        assert {name for name in names if DECODE in name} >= {"experts gate_up 16 rows", "experts down 16 rows"}
+        assert len(names) == len(set(names)) + 1  # one name stands for both kernels that arrange rows
