@@ -1,7 +1,6 @@
 """Serves sessions to the HTTP routes: one method for each action of a client.
 
-Owns the order of checks and writes in each action. Never uses HTTP types. AgentSession has the rules, the stores write
-the rows, and TurnLauncher starts turns.
+Owns the order of checks and writes. Never uses HTTP types. AgentSession has the rules, TurnLauncher starts turns.
 Invariant: if a method raises a `GraftworkError`, the session is unchanged, unless the method says otherwise.
 """
 
@@ -383,10 +382,7 @@ class SessionService:
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the tenant's limit of open sessions.
-
-        Returns None (no limit) for conversations and for internal sessions of the Responses API.
-        """
+        """Returns the tenant's limit of open sessions; None for conversations and internal sessions of the Responses API."""
         return (await self._limits_of(principal)).tenant.max_sessions if kind is SessionKind.SESSION else None
 
 

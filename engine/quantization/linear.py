@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from graftwork.engine.model.batch_invariance import multiply
 from graftwork.engine.quantization.weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -225,12 +224,12 @@ def _dense_product(part: _Part, x: torch.Tensor, bias: torch.Tensor | None, rows
     num_rows, columns = len(x), part.out_features
     if num_rows < _LEAST_ROWS:
         x = functional.pad(x, (0, 0, 0, _LEAST_ROWS - num_rows))
-    step = max(_DENSE_VALUES // part.in_features, _LEAST_COLUMNS)
+    step, blocks = max(_DENSE_VALUES // part.in_features, _LEAST_COLUMNS), torch.split(x, rows_at_once or len(x))
     pieces = []
     for start in range(0, columns, step):
         dense = part.dense(start, min(start + step, columns))
         if len(dense) < _LEAST_COLUMNS:
             dense = functional.pad(dense, (0, 0, 0, _LEAST_COLUMNS - len(dense)))
-        pieces.append(multiply(x, dense.t(), rows_at_once))
+        pieces.append(torch.cat([functional.linear(block, dense) for block in blocks]))
     y = torch.cat(pieces, dim=1)[:num_rows, :columns]
     return y if bias is None else y + bias
