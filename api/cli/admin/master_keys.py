@@ -12,7 +12,9 @@ from graftwork.api.cli.console.flags import DatabaseUrl, DataDir
 if TYPE_CHECKING:
     from graftwork.platform.database import Database
 
-app = typer.Typer(no_args_is_help=True, help="The file of master keys, which encrypt the keys of tenants' files and rows.")
+app = typer.Typer(
+    no_args_is_help=True, help="The file of master keys, which encrypt the keys of tenants' files and rows."
+)
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The file of master keys, with mode 0600.")]
 

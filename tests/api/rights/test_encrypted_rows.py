@@ -98,7 +98,7 @@ class Conversation:
         turn = await self.post(f"/v1/sessions/{self.session}/turns", {"input": TEXT}, "turn")
         self.call = turn["tool_calls"][0]["call_id"]
         self.gateway.engine.text = f"It is {ANSWER}."
-        self.response = (await self.post("/v1/responses", {"model": "tiny", "input": TEXT}))["id"]
+        self.response = (await self.post("/v1/responses", {"model": "tiny", "input": TEXT, "instructions": TEXT}))["id"]
 
     async def answer_tool(self) -> None:
         outputs = {"outputs": [{"call_id": self.call, "output": OUTPUT}]}
@@ -285,7 +285,8 @@ async def test_a_row_that_was_moved_is_an_error_and_no_answer(gateway: Gateway) 
         assert PROMPT not in answer.text
     assert await sound.seen() == whole
     async with database_of(gateway).write() as session:
-        await session.execute(text("UPDATE sessions SET ends_at = 0 WHERE tenant_id = :mine"), {"mine": tenant.id})
+        over = "UPDATE sessions SET status = 'closed', closed_at = 0 WHERE tenant_id = :mine"
+        await session.execute(text(over), {"mine": tenant.id})
     await gateway.resources.sessions.sessions.sweep()
     assert (await spoilt.client.get(f"/v1/sessions/{spoilt.session}")).status_code == 404
     assert await sound.seen() == whole
