@@ -54,25 +54,15 @@ class DiskPages(Protocol):
         ...
 
     def unlock(self, domain: bytes, key: KvFileKey) -> bool:
-        """Takes the key of a domain's files (usually one tenant). `domain` is the domain's digest.
-
-        Returns whether `DiskStore.sweep` should be called, because plain pages of the domain were forgotten.
-        """
+        """Takes the key of a domain's files, by its digest. Returns whether `DiskStore.sweep` has plain files to remove."""
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Makes the disk store forget a page at once, so that the page is no longer found.
-
-        `DiskStore.sweep` later removes the page's file, if all pages in this file were forgotten.
-        """
+        """Forgets a page at once. `DiskStore.sweep` later removes its file, if all pages in the file were forgotten."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes the disk store forget all pages of a domain (usually one tenant) at once, so that they are no longer
-        found.
-
-        `domain` is the domain's digest. Returns the number of these pages.
-        """
+        """Forgets all pages of a domain (usually one tenant), by its digest, at once. Returns their number."""
         ...
 
 
