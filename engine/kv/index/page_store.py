@@ -54,17 +54,15 @@ class DiskPages(Protocol):
         ...
 
     def unlock(self, domain: bytes, key: KvFileKey) -> bool:
-        """Takes the key of the files of the domain with this digest. Returns whether `DiskStore.sweep` should be called,
-        because plain pages of the domain were forgotten.
-        """
+        """Takes the key of a domain's files, by its digest. Returns whether `DiskStore.sweep` has plain files to remove."""
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Makes the disk store forget a page at once. `DiskStore.sweep` removes its file, once all its pages are forgotten."""
+        """Forgets a page at once. `DiskStore.sweep` later removes its file, if all pages in the file were forgotten."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes the disk store forget all pages of the domain with this digest at once. Returns how many that were."""
+        """Forgets all pages of a domain (usually one tenant), by its digest, at once. Returns their number."""
         ...
 
 
@@ -97,8 +95,9 @@ _DEVICE_SIZES = range(1 << 40)
 class KvSizes:
     """The sizes of the device and host memory, and how much device memory KV pages and adapters always get.
 
-    KV pages and adapters share the device memory. It is divided into frames; a frame is the memory of one page. KV pages
-    always get at least `context_pages` and `device_reserve_pages`, adapters `lora_floor_pages`. Both may use the rest.
+    KV pages and adapters share the device memory. It is divided into frames; a frame is the memory of one page. KV
+    pages always get at least `context_pages` and `device_reserve_pages`. Adapters always get at least
+    `lora_floor_pages`. Both may use the rest.
     """
 
     page_tokens: int
