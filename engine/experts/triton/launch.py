@@ -116,22 +116,25 @@ class ExpertTable:
     out_features: int
     in_features: int
     dtype: torch.dtype
+    alignment: int
+    """The bytes of which the address of each weight's row is a multiple: 16, or 1 if nothing is known."""
 
     @classmethod
     def of(cls, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None) -> "ExpertTable":
         """Returns the table of some weights of one shape, dtype and device. They must stay where they are."""
         first = weights[0]
         for tensor in (*weights, *(biases or ())):
-            if not tensor.is_contiguous() or tensor.dtype != first.dtype or tensor.data_ptr() % _ALIGNED_BYTES:
-                raise ValueError("the weights and biases of experts must be contiguous, aligned and of one dtype")
+            if not tensor.is_contiguous() or tensor.dtype != first.dtype:
+                raise ValueError("the weights and biases of experts must be contiguous and of one dtype")
 
         def addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             return torch.tensor([one.data_ptr() for one in tensors], dtype=torch.int64, device=first.device)
 
         out_features, in_features = first.shape
-        return cls(
-            addresses(weights), None if biases is None else addresses(biases), out_features, in_features, first.dtype
-        )
+        starts = (in_features * first.dtype.itemsize, *(one.data_ptr() for one in weights))
+        alignment = 1 if any(start % _ALIGNED_BYTES for start in starts) else _ALIGNED_BYTES
+        own = addresses(weights), None if biases is None else addresses(biases)
+        return cls(*own, out_features, in_features, first.dtype, alignment)
 
 
 def multiply_launch(x: torch.Tensor, y: torch.Tensor, table: ExpertTable, rows: TiledRows) -> Launch:
@@ -167,7 +170,7 @@ def multiply_launch(x: torch.Tensor, y: torch.Tensor, table: ExpertTable, rows: 
         "HAS_BIAS": table.biases is not None,
         "WEIGHT_DTYPE": TRITON_DTYPES[table.dtype],
         "UPCAST": x.device.type == "cpu",
-        "ALIGNMENT": _ALIGNED_BYTES if table.in_features * table.dtype.itemsize % _ALIGNED_BYTES == 0 else 1,
+        "ALIGNMENT": table.alignment,
         "BLOCK_ROWS": rows.grid.tile_rows,
         "BLOCK_OUT": block_out,
         "BLOCK_IN": block_in,

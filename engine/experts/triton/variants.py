@@ -55,7 +55,9 @@ class RoutedShape:
 
     def _table(self, out_features: int, in_features: int) -> ExpertTable:
         addresses = torch.empty(self.num_experts, dtype=torch.int64, device=_META)
-        return ExpertTable(addresses, addresses if self.has_biases else None, out_features, in_features, self.dtype)
+        alignment = 16 if in_features * self.dtype.itemsize % 16 == 0 else 1
+        biases = addresses if self.has_biases else None
+        return ExpertTable(addresses, biases, out_features, in_features, self.dtype, alignment)
 
 
 SHAPES = (

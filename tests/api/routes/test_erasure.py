@@ -110,7 +110,8 @@ async def test_a_turn_ends_with_its_access_on_another_gateway(
     await gateway.engine.held.wait()
 
     monkeypatch.setattr(socket, "gethostname", lambda: "another-machine")
-    async with open_gateway(gateway_settings(tmp_path / "other", tiny_model, database_url)) as other:
+    settings = gateway_settings(tmp_path / "other", tiny_model, database_url)
+    async with open_gateway(replace(settings, master_key_file=tmp_path / "master.key")) as other:
         await end_access(other, tenant, how)
         answer = await running
 

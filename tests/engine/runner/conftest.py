@@ -4,7 +4,10 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
+from graftwork.engine.model import batch_invariance
+from graftwork.engine.model.batch_invariance import BatchInvariance
 from tests.engine.kernels.interpreted import interpreted_copies
 from tests.engine.runner import interpreted_engine as interpreted_modules
 
@@ -39,3 +42,11 @@ def engine_interprets_all(interpreted_engine: dict[str, ModuleType], monkeypatch
     """Engines that are built in the test get the interpreted copies when they ask for any kernels."""
     for name in interpreted_modules.USED_BY_ENGINES:
         monkeypatch.setitem(sys.modules, name, interpreted_engine[name])
+
+
+@pytest.fixture
+def rules_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are padded as on a GPU, whatever this machine's processor needs: so the sizes of graphs are the same anywhere."""
+    gpu = torch.device("cuda")
+    rules = {dtype: BatchInvariance.of(dtype, gpu) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    monkeypatch.setattr(batch_invariance, "measured_rules", rules.__getitem__)

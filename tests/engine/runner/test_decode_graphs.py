@@ -21,7 +21,10 @@ from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import Request, engine_of, run, weights
 from tests.engine.random_models import make_base
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("rules_of_a_gpu"),
+]
 
 TRITON = dict.fromkeys(("attention_backend", "row_kernels", "lora_kernels"), "triton")
 TORCH = dict.fromkeys(TRITON, "torch")

@@ -58,6 +58,7 @@ def test_kernels_of_experts_and_around_them_equal_peft(tmp_path: Path, name: str
     assert sum(counted.values()) == counted[EXPERT_PATHS[experts]]
 
 
+@pytest.mark.usefixtures("rules_of_a_gpu")
 def test_a_graph_of_experts_does_not_depend_on_the_choice(
     tmp_path: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder
 ) -> None:
