@@ -103,11 +103,11 @@ async def test_without_the_setting_no_key_is_sent(
     encrypting: Settings, plain: Settings, inspector: AdapterInspector
 ) -> None:
     """Master keys alone do not encrypt KV files, and the setting without master keys is refused with its name."""
-    async with open_gateway(replace(encrypting, encrypt_kv_files=False), inspector) as gateway:
-        await talk(gateway, await gateway.tenant())
-        assert keys_in(gateway.engine) == {None}
-
     with pytest.raises(InvalidRequest, match="master keys") as refused:
         async with open_gateway(replace(plain, encrypt_kv_files=True), inspector):
             pass
     assert refused.value.param == "encrypt_kv_files"
+
+    async with open_gateway(replace(encrypting, encrypt_kv_files=False), inspector) as gateway:
+        await talk(gateway, await gateway.tenant())
+        assert keys_in(gateway.engine) == {None}
