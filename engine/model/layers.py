@@ -88,11 +88,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [num_rows, out_features] for x [num_rows, in_features]."""
-        if self._rows_at_once is None or len(x) <= self._rows_at_once:
-            return self._product(x)
-        return torch.cat([self._product(rows) for rows in torch.split(x, self._rows_at_once)])
-
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if self._rows_at_once is not None and len(x) > self._rows_at_once:
+            return torch.cat([self(rows) for rows in torch.split(x, self._rows_at_once)])
         if self._packed is not None:
             product: torch.Tensor = _packed_product(x, self._packed, self.bias, "none", [], "")
             return product

@@ -142,6 +142,10 @@ _ADAPTERS = Row(
                 Query("sum(rate(graftwork_lora_vocabulary_rows_total[5m]))", "embedding or output head"),
             ),
         ),
+        Panel(
+            "Tokens through experts a second",
+            (Query("sum by (path) (rate(graftwork_expert_rows_total[5m]))", "{{path}}"),),
+        ),
         Panel("Kernels that torch replaces", (Query("max by (kernels) (graftwork_kernel_fallbacks)", "{{kernels}}"),)),
     ),
 )
