@@ -30,12 +30,19 @@ class Measured:
 
 @asynccontextmanager
 async def measured_server(
-    url: str | None, key: str, model: str, weights: Mapping[str, float], settings: Mapping[str, str]
+    url: str | None,
+    key: str,
+    model: str,
+    weights: Mapping[str, float],
+    settings: Mapping[str, str],
+    *,
+    keeps_off: bool = True,
 ) -> AsyncGenerator[Measured, None]:
     """Yields the server at `url`, or starts a demo server with these settings and a tenant with each name and weight.
 
     `settings` are for a server of its own, by name in lower case. With `engine_cores`, this thread keeps off these cores as
-    well, as if the clients were on another machine. Raises ConfigurationError if it does not start.
+    well, as if the clients were on another machine; another server that starts inside the block could not use them then, so
+    it needs `keeps_off=False`. Raises ConfigurationError if the server does not start.
     """
     if url is not None:
         target = Target(url.rstrip("/").removesuffix("/v1"), key, model)
@@ -50,7 +57,7 @@ async def measured_server(
             keys = await make_tenants(server.url, server.admin_key(), weights)
             targets = {name: Target(server.url, keys[name], model, weight=weight) for name, weight in weights.items()}
             cores = parse_cores(settings["engine_cores"]) if "engine_cores" in settings else ()
-            with beside_engine_cores(cores) if cores else nullcontext():
+            with beside_engine_cores(cores) if cores and keeps_off else nullcontext():
                 yield Measured(targets, server.process_id)
         finally:
             await server.stop()

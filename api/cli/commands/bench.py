@@ -109,7 +109,7 @@ def fairness(
     async def run() -> "Fairness":
         with LiveProgress() as progress:
             show, clock = progress.show_load, SystemClock()
-            async with measured_server(url, key, model, TENANTS, settings) as server:
+            async with measured_server(url, key, model, TENANTS, settings, keeps_off=False) as server:
                 if url is not None:
                     return await measure(server.targets, None, seconds, outstanding, clock, show)
                 first_come = settings | {"scheduling_policy": "fcfs"}

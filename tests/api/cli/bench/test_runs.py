@@ -67,6 +67,17 @@ def test_fairness_compares_everybody_with_themselves_alone(live: LiveGateway, gr
     assert result.exit_code == int(any(claim["holds"] is False for claim in found["claims"]))
 
 
+@pytest.mark.slow
+def test_fairness_measures_two_demo_servers_in_turns(graftwork: Graftwork) -> None:
+    """Without --url, a second server serves first come first served, and each turn has a ratio of both."""
+    result = graftwork("bench", "fairness", "--seconds", "6", "--outstanding", "4", "--json")
+
+    found = json.loads(result.stdout)
+    assert len(found["ratios"]) == 3
+    assert min(found["ratios"]) > 0
+    assert found["baseline"]["seconds"] == pytest.approx(found["flood"]["seconds"]) == pytest.approx(6)
+
+
 def phase(
     name: str,
     ttft_p99: float | None,
