@@ -95,7 +95,8 @@ class SentRequests:
         while self._each and self._each[0][0] < made_at - _ON_THE_WAY_S:
             _, key, tokens = self._each.popleft()
             self._count(key, -1, -tokens)
-        self._coming = {key: times for key, times in self._coming.items() if made_at - times[-1] <= _COMING_S}
+        expected = self._coming.items()
+        self._coming = {key: times for key, times in expected if times and made_at - times[-1] <= _COMING_S}
 
     def _count(self, key: str, requests: int, tokens: int) -> None:
         self._requests[key] += requests

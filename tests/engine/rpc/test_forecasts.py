@@ -156,6 +156,21 @@ def test_a_request_whose_prompt_is_being_read_is_waited_for() -> None:
     found.check(first)
 
 
+def test_a_load_may_come_when_all_that_was_expected_is_too_old() -> None:
+    """A request that was expected and never came is forgotten, by whoever asks first, and the next load is read."""
+    clock = ManualClock()
+    found, first = forecasts(clock, 3.3, request_s=0.5), request()
+    found.check_line(line_of(first), 4.0)
+    found.coming(line_of(first))
+    clock.advance(0.2)
+    found.check_line(line_of(first), 4.0)
+
+    found.note(reported(FirstTokenForecast(line_of(first), 60.0, 0.0, 0.5)))
+
+    with pytest.raises(CapacityContended):
+        found.check_line(line_of(first), 4.0)
+
+
 def test_lines_that_wait_no_longer_come_first() -> None:
     """Of two lines of a tier, what was sent of the one that waits less adds half a request's turn to the other, and the reverse
     adds nothing. Another tier's adds nothing.
