@@ -4,8 +4,8 @@
 
 Compiles every kernel variant that engines of four models may launch, for sm_80, sm_90 and sm_100, on a machine without
 a GPU. MODELS covers the three dtypes, windows, norms of heads, an odd vocabulary, and a head size that is no power of
-two; ROUTED_MODELS adds experts. All architectures are compiled: register counts and spills are ptxas's choice for each of them. No two variants
-have equal code, so none is left out.
+two; ROUTED_MODELS adds experts. All architectures are compiled: register counts and spills are ptxas's choice for each
+of them. No two variants have equal code, so none is left out.
 
 Each build takes about a second of one core, and processes share the work. Triton's cache keeps what is compiled, so a
 run that was stopped goes on where it was.

@@ -6,13 +6,12 @@ Invariant: it refuses only what the engine would have refused a moment ago, behi
 gets shorter meanwhile, so no word is believed for long.
 """
 
-import math
-from contextlib import suppress
+from collections.abc import Mapping
 
-from graftwork.engine.core.load import LoadReport
+from graftwork.engine.core.load import EngineLoad, LoadReport
 from graftwork.engine.core.queue_room import QueueRoom, too_many_of_yours
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.rpc.forecasts import LatestLoad, SentRequests
+from graftwork.engine.rpc.latest_load import LatestWord
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import IsolationDomain
 
@@ -27,56 +26,44 @@ class QueueRooms:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._latest = LatestLoad(clock)
-        self._is_read = True
-        self._by_domain: dict[str, QueueRoom] = {}
-        self._made_at = -math.inf
-        self._sent = SentRequests()
+        self._latest = LatestWord(clock, _rooms_of, _BELIEVED_S)
 
     def note(self, report: LoadReport) -> None:
         """Takes a report that has just come. Reads it when a request asks."""
         self._latest.note(report)
-        self._is_read = False
-        self._sent.forget_before(self._latest.came_at - _BELIEVED_S)
-
-    def _read(self) -> dict[str, QueueRoom]:
-        """Returns the rooms of the latest report by domain, none if nobody can read it."""
-        if not self._is_read:
-            self._is_read, self._by_domain = True, {}
-            load, self._made_at = self._latest.read()
-            with suppress(ValueError):  # too few figures
-                for domain, requests, tokens, requests_left, tokens_left, retry_after_s, *_ in load.rooms:
-                    room = QueueRoom(domain, requests, tokens, requests_left, tokens_left, retry_after_s)
-                    self._by_domain[domain] = room  # a later version may say more
-            self._sent.forget_before(self._made_at)
-        return self._by_domain
 
     def check(self, domain: IsolationDomain, prompt_tokens: int = 1) -> None:
         """Raises CapacityContended, with the time to retry, if no request of this domain may wait, with a prompt of at least
         so many tokens.
         """
         name, now = domain.hex(), self._clock.monotonic()
-        room = self._read().get(name)
-        if room is None or now - self._made_at > _BELIEVED_S:
+        room = self._latest.by_key().get(name)
+        if room is None:
             return
-        sent = self._sent.of(name, now)
+        sent = self._latest.sent.of(name, now)
         if sent.requests + 1 > room.requests_left or sent.tokens + prompt_tokens > room.tokens_left:
             raise too_many_of_yours(room.requests + sent.requests, room.tokens + sent.tokens, room.retry_after_s)
 
     def coming(self, domain: IsolationDomain) -> None:
         """Records that a request of this domain will be sent, if all is well when its prompt is read."""
-        now, by_domain = self._clock.monotonic(), self._read()
-        if now - self._made_at <= _BELIEVED_S and domain.hex() in by_domain:
-            self._sent.expect(now, domain.hex())
+        if domain.hex() in self._latest.by_key():
+            self._latest.sent.expect(self._clock.monotonic(), domain.hex())
 
     def come(self, request: EngineRequest) -> None:
         """Records that a request that was coming is there."""
-        self._sent.come(request.domain.hex())
+        self._latest.sent.come(request.domain.hex())
 
     def sent(self, request: EngineRequest) -> None:
         """Records that a request goes to the engine, which its latest word cannot know."""
-        self._sent.add(self._clock.monotonic(), request.domain.hex(), len(request.prompt_token_ids))
+        self._latest.sent.add(self._clock.monotonic(), request.domain.hex(), len(request.prompt_token_ids))
 
     def refused(self, request: EngineRequest) -> None:
         """Records that the engine has refused a request that was sent."""
-        self._sent.remove(request.domain.hex(), len(request.prompt_token_ids))
+        self._latest.sent.remove(request.domain.hex(), len(request.prompt_token_ids))
+
+
+def _rooms_of(load: EngineLoad) -> Mapping[str, QueueRoom]:
+    return {
+        domain: QueueRoom(domain, requests, tokens, requests_left, tokens_left, retry_after_s)
+        for domain, requests, tokens, requests_left, tokens_left, retry_after_s, *_ in load.rooms  # a later one may say more
+    }

@@ -72,8 +72,8 @@ class TurnLauncher:
         `new_items` is the input of the turn. If the instructions or tools have changed since the last turn, encodes the
         whole history again. The start continues even if the caller is cancelled.
         Raises Conflict if the session was changed after the caller has read it. Can also raise InvalidRequest,
-        ContextLengthExceeded, LimitExceeded, CapacityContended or Unavailable, and NotPermitted if the sender's key does not allow the
-        session's model. After these errors, the session is unchanged.
+        ContextLengthExceeded, LimitExceeded, CapacityContended or Unavailable, and NotPermitted if the sender's key does
+        not allow the session's model. After these errors, the session is unchanged.
         """
         principal.require_models([session.model.label])
         self.early.check_turn(principal, settings.service_tier)
