@@ -93,6 +93,19 @@ def test_a_request_that_the_load_cannot_know_still_counts() -> None:
         found.check(TENANT)
 
 
+def test_a_request_whose_prompt_is_being_read_takes_room() -> None:
+    """With room for one, a request that has passed before its prompt was read leaves none to the next one, until it comes."""
+    found = rooms(ManualClock(), 1)
+    found.check(TENANT)
+    found.coming(TENANT)
+    with pytest.raises(CapacityContended):
+        found.check(TENANT)
+
+    found.come(request())
+
+    found.check(TENANT)
+
+
 def test_an_old_word_refuses_nobody() -> None:
     """A word is believed for 0.3 s from when it was so. The next load replaces it, also one without rooms."""
     clock = ManualClock()
