@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, make_url, text
 
 from graftwork.platform.database import Database, ReadSession
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.sqlite_reads import SqliteReads
+from graftwork.platform.sqlite import SqliteReads
 
 INSERT = text(
     "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
