@@ -25,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from graftwork.platform.database_address import split_address
 from graftwork.platform.errors import InvalidRequest, Unavailable
-from graftwork.platform.sqlite import SqliteReads, prepare_sqlite
+from graftwork.platform.sqlite import SqliteReads, SqliteWrites, is_file, prepare_sqlite
 
 Value = TypeVar("Value")
 ReadSession = NewType("ReadSession", AsyncSession)
@@ -78,6 +78,7 @@ class Database:
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         self._here = SqliteReads.of(self._url)
+        self._whole = SqliteWrites(self._url) if is_file(self._url) else None
         # A ping, a BEGIN and a ROLLBACK around one statement take seven more round trips than the statement itself.
         self._few = None if self._is_sqlite else self._make_engine(False, isolation_level="AUTOCOMMIT", max_overflow=0)
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
@@ -139,10 +140,27 @@ class Database:
             finally:
                 self._writing_task = None
 
+    async def write_whole(self, work: Callable[[WriteSession], Awaitable[Value]]) -> Value:
+        """Calls `work` in a transaction, commits it, and returns the result. `work` may await nothing but its session.
+
+        Is for the small transactions that every request makes: on a SQLite file, all of `work` runs on another thread,
+        without a step between threads for each statement (see `sqlite.py`). So what `work` uses must not change
+        meanwhile. All else is as in a `write()` block.
+        """
+        if self._whole is None or self.session_info:  # what is attached to sessions may wait, such as for a key
+            async with self.write() as session:
+                return await work(session)
+        assert self._writing_task is not asyncio.current_task(), "a write inside a write would wait for itself"
+        async with self._writer:
+            with _database_errors():
+                return await self._whole.run(work)
+
     async def close(self) -> None:
         """Closes all connections."""
         if self._here is not None:
             self._here.close()
+        if self._whole is not None:
+            self._whole.close()
         if self._few is not None:
             await self._few.dispose()
         await self._engine.dispose()
