@@ -1,5 +1,6 @@
 """A real Prometheus scrapes a running server and evaluates every panel and every alert. Needs Debian's `prometheus`."""
 
+import json
 import shutil
 import subprocess
 import time
@@ -90,7 +91,24 @@ def empty_panels(prometheus: httpx.Client, within_s: float = 30.0) -> set[str]:
         time.sleep(1)
 
 
-def test_every_panel_and_alert_works_on_a_real_server(server: DemoServer, prometheus: httpx.Client) -> None:
+def run_batch(client: Graftwork, folder: Path) -> None:
+    """Runs a batch of two requests to its end."""
+    body = {"model": "pirate", "messages": [{"role": "user", "content": "Ahoy"}], "max_tokens": 4}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body} for number in range(2)
+    ]
+    path = folder / "in.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    batch = client.batches.create(client.files.create(path).id)
+    deadline = time.monotonic() + 60
+    while client.batches.get(batch.id).status != "completed":
+        assert time.monotonic() < deadline, client.batches.get(batch.id)
+        time.sleep(0.5)
+
+
+def test_every_panel_and_alert_works_on_a_real_server(
+    server: DemoServer, prometheus: httpx.Client, tmp_path: Path
+) -> None:
     """promtool takes the rules; each expression evaluates; each panel has data once requests were served; no alert fires."""
     checked = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True, check=False)
     wait_for(prometheus, 'up{job="graftwork"} == 1')
@@ -99,6 +117,7 @@ def test_every_panel_and_alert_works_on_a_real_server(server: DemoServer, promet
             session = client.sessions.create(model="pirate")
             session.turn(f"What is the weather in Paris, number {number}?")
             time.sleep(1)
+        run_batch(client, tmp_path)
     wait_for(prometheus, "sum(rate(graftwork_generated_tokens_total[5m])) > 0")
     wait_for(prometheus, "sum(increase(graftwork_adapter_loads_total[5m])) >= 0")
 
