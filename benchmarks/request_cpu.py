@@ -58,6 +58,8 @@ class Sample:
     round_number: int
     request_ms: float
     """CPU a request, without an idle gateway's."""
+    answer_ms: float
+    """From a request's start to its answer's end, on average."""
     idle_share: float
     """Of a core, by the idle gateway just before."""
 
@@ -96,8 +98,9 @@ class Gateway:
         idle_share = self._cpu_s_of(lambda: time.sleep(_IDLE_S)) / _IDLE_S
         began_at = time.monotonic()
         used_s = self._cpu_s_of(lambda: self.send(kind, paths))
-        used_s -= idle_share * (time.monotonic() - began_at)
-        return Sample(self.name, kind, round_number, used_s * 1000 / count, idle_share)
+        seconds = time.monotonic() - began_at
+        used_s -= idle_share * seconds
+        return Sample(self.name, kind, round_number, used_s * 1000 / count, seconds * 1000 / count, idle_share)
 
     def _cpu_s_of(self, work: Callable[[], None]) -> float:
         before = time.clock_gettime(self._clock)
@@ -120,13 +123,14 @@ def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> Itera
 
 def show(samples: Sequence[Sample]) -> bool:
     """Prints the figures; returns whether the goal is reached."""
-    table = Table("kind", "checkout", "ms CPU a request: min", "median", "max", "idle: % of a core")
+    table = Table("kind", "checkout", "ms CPU a request: min", "median", "max", "ms to the answer", "idle: % of a core")
     holds = True
     for kind, name in dict.fromkeys((one.kind, one.checkout) for one in samples):
         own = [one for one in samples if (one.kind, one.checkout) == (kind, name)]
         times = [one.request_ms for one in own]
         idle = statistics.median(one.idle_share for one in own)
-        figures = (f"{each:.2f}" for each in (min(times), statistics.median(times), max(times)))
+        answer_ms = statistics.median(one.answer_ms for one in own)
+        figures = (f"{each:.2f}" for each in (min(times), statistics.median(times), max(times), answer_ms))
         table.add_row(kind, name, *figures, f"{idle:.1%}")
         holds &= kind == "turn" or statistics.median(times) < _LIMIT_MS
     console = Console(width=110)
