@@ -130,7 +130,8 @@ class KvCacheManager:
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
         if windows is not None:
             self.page_store.windows.insert(nodes, windows)
-            self.page_store.requeue_nodes(self.page_store.windows.mark_tails(nodes))
+            fallen = self.page_store.windows.mark_tails(nodes, self.sessions.num_histories)
+            self.page_store.requeue_nodes(fallen)
             self.page_store.tree.touch(self.page_store.windows.tail_nodes(nodes))
         self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)

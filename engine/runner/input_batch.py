@@ -188,23 +188,20 @@ class BatchBuilder:
 
     def _row_pages(self, slices: Sequence[RequestSlice], group: int) -> list[int]:
         """Returns the page of each row in a layer group."""
-        tables = [(piece, *piece.table(group)) for piece in slices]
-        size = self._page_tokens
-        return [
-            pages[position // size - first]
-            for piece, first, pages in tables
-            for position in range(piece.start, piece.end)
-        ]
+        found: list[int] = []
+        for piece in slices:
+            first, pages = piece.table(group)
+            shift = first * self._page_tokens
+            found += [pages[row // self._page_tokens] for row in range(piece.start - shift, piece.end - shift)]
+        return found
 
     def _begun_pages(self, slices: Sequence[RequestSlice], group: int) -> list[int]:
         """Returns the pages of a layer group whose first token is written in a step."""
-        tables = [(piece, *piece.table(group)) for piece in slices]
-        size = self._page_tokens
-        return [
-            pages[index - first]
-            for piece, first, pages in tables
-            for index in range(-(-piece.start // size), -(-piece.end // size))
-        ]
+        found: list[int] = []
+        for piece in slices:
+            first, pages = piece.table(group)
+            found += pages[-(-piece.start // self._page_tokens) - first : -(-piece.end // self._page_tokens) - first]
+        return found
 
 
 def _row_order(piece: RequestSlice) -> tuple[list[tuple[str, float]], bool]:

@@ -13,7 +13,7 @@ These are its tail. Other pages of windowed groups stay as long as there is room
 WindowPages owns which pages a request holds. PrefixWindows owns nothing, and starts no copy.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -123,8 +123,9 @@ class PrefixWindows:
                 window = self._tree.window_of(node, group) or self._tree.add_window(node, group)
                 self._tree.add_copy_if_absent(window, frame)
 
-    def mark_tails(self, nodes: Sequence[Node]) -> list[Node]:
-        """Records which windowed pages beside a path of the tree can be continued from: its end, and where it branches.
+    def mark_tails(self, nodes: Sequence[Node], num_histories: Callable[[PageKey], int]) -> list[Node]:
+        """Records which windowed pages beside a path of the tree prompts are likely to continue from: those before its
+        end, before its branches, and before the ends of histories. `num_histories` counts the histories with a page.
 
         Returns the nodes of windowed pages that were such and are no longer: their rank has fallen.
         """
@@ -134,7 +135,9 @@ class PrefixWindows:
         for index in range(len(nodes) - 1, -1, -1):
             node = nodes[index]
             windows = self._tree.windows_of(node)
-            if index == len(nodes) - 1 or len(node.children) - len(windows) > 1:
+            following = [child for child in node.children.values() if child.window_group is None]
+            ends = num_histories(node.key) > sum(num_histories(child.key) for child in following)
+            if index == len(nodes) - 1 or len(following) > 1 or ends:
                 first = min(first, self._windows.first_page((index + 1) * self._windows.page_tokens))
             for window in windows:
                 if window.is_tail and index < first:

@@ -234,7 +234,8 @@ class PageOffloader:
         while waiting and len(chosen) < _BATCH_PAGES:
             node, _ = waiting.popitem(last=False)
             self._only_on_host.pop(node, None)
-            if node.in_tree and node.host is not None and not self._page_store.disk.holds(node.key):
+            is_wanted = node.in_tree and node.host is not None and _is_worth_saving(node)
+            if is_wanted and not self._page_store.disk.holds(node.key):
                 chosen.append(node)
         if not chosen:
             return
