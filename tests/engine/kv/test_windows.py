@@ -167,9 +167,11 @@ def test_forks_and_rewinds_use_the_cache_and_answer_the_same(windowed: Windowed)
         assert cached is None or cached_tokens(outcome) == cached, name
 
 
-def test_a_session_goes_on_from_every_tier(windowed: Windowed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap_loads", [False, True], ids=["waits for loads", "overlaps loads"])
+def test_a_session_goes_on_from_every_tier(windowed: Windowed, tmp_path: Path, overlap_loads: bool) -> None:
     """The second turn has the tokens of a cold run from the device, the host and the disk of an ended process."""
     options: dict[str, Any] = {"disk_kv_bytes": 2**22, "kv_folder": tmp_path, "host_kv_bytes": 2**19}
+    options["overlap_loads"] = overlap_loads
     driver = windowed.engine(**options)
     prompt = prompt_of(9, 61)
     history = [*prompt, *run(driver, prompt, 25, session=SessionUse(SessionKey("s"))).token_ids]
@@ -201,6 +203,32 @@ def test_a_session_goes_on_from_every_tier(windowed: Windowed, tmp_path: Path) -
     assert from_disk.cache is not None
     assert from_disk.cache.disk_tokens == 88
     assert (left.cached_pages, left.host_cached_pages, left.disk_pages) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("num_groups", ["some", "all"])
+def test_a_damaged_page_of_any_group_is_computed_again(windowed: Windowed, tmp_path: Path, num_groups: str) -> None:
+    """If pages on disk are damaged, of windowed groups alone or of all, the answer is that of a cold run."""
+    options: dict[str, Any] = {"disk_kv_bytes": 2**22, "kv_folder": tmp_path, "host_kv_bytes": 2**19}
+    driver = windowed.engine(**options)
+    prompt = prompt_of(13, 61)
+    history = [*prompt, *run(driver, prompt, 5, session=SessionUse(SessionKey("s"))).token_ids]
+    driver.command(SessionVerb.HOLD, "s", history)
+    driver.close()
+    files = [path for path in tmp_path.iterdir() if path.stat().st_size > 4096]
+    for path in files:
+        content = bytearray(path.read_bytes())
+        for place in (-5,) if num_groups == "some" else range(-5, 4096 - len(content), -256):
+            content[place] ^= 255  # the last page of a file is that of a windowed group
+        path.write_bytes(content)
+    restarted = windowed.engine(**options)
+
+    outcome = run(restarted, [*history, 5, 6], 12, session=SessionUse(SessionKey("s"), len(history)))
+
+    assert files
+    assert outcome.token_ids == windowed.straight([*history, 5, 6], 12)
+    assert restarted.loop.stats().disk_corrupt_files > 0
+    assert cached_tokens(outcome) == 0
+    restarted.close()
 
 
 def test_a_session_holds_the_bytes_that_it_reports(windowed: Windowed) -> None:

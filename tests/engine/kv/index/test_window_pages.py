@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
@@ -105,6 +106,22 @@ def test_windowed_pages_go_before_others_and_those_in_the_middle_first() -> None
     store.tree.remove_subtree(store.tree.windows_of(nodes[8])[0])
     assert len(cache.kv_cache.match(path)) == 0
     assert len(cache.kv_cache.cached(path)) == 10
+    cache.check()
+
+
+def test_what_lacks_a_group_is_evicted_next() -> None:
+    """When the page of one windowed group is lost, the other group's page beside it goes next, though it was used last."""
+    cache = cache_of(window=3)
+    _, nodes = insert(cache, list(range(8)))
+    store = cache.kv_cache.page_store
+    store.make_room(Tier.DEVICE, 60 - 4 - 4, b"x")
+    lost, useless = store.tree.windows_of(nodes[3])
+
+    store.evict(lost, Tier.DEVICE, MissReason.EVICTED_PRESSURE)
+    store.make_room(Tier.DEVICE, store.device.free_pages + 1, b"x")
+
+    assert useless.device is None
+    assert len(store.tree.windows_of(nodes[2])) == 2
     cache.check()
 
 
