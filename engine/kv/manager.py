@@ -54,7 +54,13 @@ class KvCacheManager:
         self._copies = lower.copies
         self.sessions = SessionIndex(max_keys=1024 + 16 * (sizes.device_pages + sizes.host_pages))
         policy = EvictionPolicy(
-            clock, lower.costs, sizes.page_tokens, self.sessions.is_in_history, lower.disk.holds, self._is_in_use
+            clock,
+            lower.costs,
+            sizes.page_tokens,
+            self.sessions.is_in_history,
+            lower.disk.holds,
+            self._is_in_use,
+            has_windows=sizes.windows is not None,
         )
         self.page_store = PageStore(sizes, ranking or policy.rank, lower.disk, clock)
         self.prompt_leases = PromptLeases(self.page_store, clock)

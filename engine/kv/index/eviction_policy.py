@@ -3,7 +3,8 @@
 On the device the classes of pages are evicted in this order:
 
     REDUNDANT    a request without a session used the page, no session's history contains it, a lower tier has a copy,
-                 and no lease protects the page. Also the page of a windowed layer group before the end of all prompts
+                 and no lease protects the page. Also the page of a windowed layer group before the end of all prompts,
+                 and a page at the end of a prompt whose windowed pages are gone
     SUPERSEDED   only sessions used the page, and no session's history contains it any more
     LAPSED       a session's history contains the page, a lower tier has a copy, and no lease protects the page
     VALUED       all other pages, ordered by expected loss: probability of reuse × seconds to bring the page back
@@ -21,6 +22,7 @@ from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.eviction_queue import EvictionRank
+from graftwork.engine.kv.index.page_windows import window_key
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.platform.clock import Clock
 
@@ -54,6 +56,8 @@ class EvictionPolicy:
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
     """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""
+    has_windows: bool = False
+    """Whether the model has windowed layer groups."""
 
     def rank(self, node: Node, tier: Tier) -> EvictionRank:
         """Returns the eviction rank of a node's page on `tier`. The page with the lowest rank is evicted first."""
@@ -64,7 +68,7 @@ class EvictionPolicy:
     def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
         """Returns the eviction class of a node's page on `tier`. The module docstring defines the classes."""
         page, is_window = node.owner, node.window_group is not None
-        if is_window and not node.is_tail:
+        if (is_window and not node.is_tail) or (self.has_windows and self._leads_nowhere(node)):
             return EvictionClass.REDUNDANT
         if not page.outlives_sessions and not self.is_in_history(page.key) and (is_window or not self.is_in_use(page)):
             return EvictionClass.SUPERSEDED
@@ -72,6 +76,12 @@ class EvictionPolicy:
             return EvictionClass.VALUED
         is_only_shared = page.outlives_sessions and not self.is_in_history(page.key)
         return EvictionClass.REDUNDANT if is_only_shared else EvictionClass.LAPSED
+
+    def _leads_nowhere(self, node: Node) -> bool:
+        """Returns whether no prompt can continue after a page of tokens: no page follows it, and the pages of windowed
+        layer groups beside it are gone.
+        """
+        return node.window_group is None and not node.children and not self.is_on_disk(window_key(node.key, 0))
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
         """Returns whether a tier below `tier` has a copy of the node's page, so that eviction from `tier` loses

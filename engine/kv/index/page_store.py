@@ -326,6 +326,8 @@ class PageStore:
         queue.count_copy(node, change)
         if change > 0:
             self._eviction_reasons.pop(node.owner.key, None)
+        elif node.window_group is not None:
+            self._requeue_node(node.owner)  # it may lead nowhere now
         elif node.parent is not None:
             queue.add(node.parent)
         self._requeue_node(node)  # the rank of the node's copy on the other tier has changed

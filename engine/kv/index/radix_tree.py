@@ -246,9 +246,9 @@ class RadixTree:
         self._pools[tier].leave_tree(page)
         del self._nodes[tier][page]
         self._set_copy(node, tier, None)
-        self.on_copy_changed(node, tier, -1)
         if node.device is None and node.host is None:
             self._detach(node)
+        self.on_copy_changed(node, tier, -1)
 
     def remove_subtree(self, node: Node) -> list[Node]:
         """Removes a node and all its descendants from the tree. A page stays allocated while a request still holds it.

@@ -125,6 +125,25 @@ def test_what_lacks_a_group_is_evicted_next() -> None:
     cache.check()
 
 
+def test_a_page_that_leads_nowhere_goes_before_what_was_used_earlier() -> None:
+    """When the windowed pages at the end of a prompt are lost, the page beside them goes before those of an older prompt,
+    and then the prompt is continued one page earlier."""
+    cache = cache_of(window=3)
+    insert(cache, [50, 51, 52, 53])
+    path, nodes = insert(cache, list(range(8)))
+    store = cache.kv_cache.page_store
+    store.make_room(Tier.DEVICE, 60 - (4 + 4) - (2 + 4), b"x")
+
+    for window in store.tree.windows_of(nodes[3]):
+        store.evict(window, Tier.DEVICE, MissReason.EVICTED_PRESSURE)
+    store.make_room(Tier.DEVICE, store.device.free_pages + 1, b"x")
+
+    assert nodes[3].device is None
+    assert len(cache.kv_cache.match(path)) == 3
+    assert len(cache.kv_cache.match(cache.path("x", [50, 51, 52, 53]))) == 2
+    cache.check()
+
+
 def test_a_window_key_is_no_other_key() -> None:
     """The keys of windowed pages differ by page and by group, and from the pages' own keys."""
     pages = [PageKey(bytes([number]) * 32) for number in range(3)]
