@@ -221,12 +221,13 @@ class EngineLoop:
 
     def load(self) -> EngineLoad:
         """Returns the figures by which gateways place requests."""
-        scheduler, device, snapshot = self._scheduler, self._kv_cache.page_store.device, self.arrivals.snapshot
+        scheduler, page_store, snapshot = self._scheduler, self._kv_cache.page_store, self.arrivals.snapshot
+        free_frames = page_store.device.free_pages + page_store.device.idle_pages
         return EngineLoad(
             running_requests=scheduler.num_running,
             waiting_requests=scheduler.num_waiting,
             queued_tokens=scheduler.deadlines.queued_tokens(),
-            free_pages=device.free_pages + device.idle_pages,
+            free_pages=free_frames // page_store.sizes.frames_of_page,
             steps=scheduler.counters.steps,
             prefill_token_s=scheduler.deadlines.prefill_token_s,
             adapter_load_s=self._adapters.load_s,

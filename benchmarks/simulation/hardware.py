@@ -8,7 +8,7 @@ one token of a trace stands for `factor` tokens of the machine, and all times st
 from dataclasses import dataclass
 
 from graftwork.engine.kv.index.cost_model import LoadCost, PrefillCost, TransferCost
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 
 
 @dataclass(frozen=True, slots=True)

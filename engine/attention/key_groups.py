@@ -21,6 +21,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.step import RequestSlice
 from graftwork.engine.model.batch_invariance import BatchInvariance
 
 _KEY_BLOCK = 32
@@ -38,7 +39,8 @@ class DecodeRows:
     """
 
     rows: torch.Tensor  # [num_queries] index of each row in the batch
-    pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
+    tables: tuple[torch.Tensor, ...]
+    """For each layer group [num_tables * max_pages]: flat page tables, padded with the null page."""
     num_tables: int
     """The number of page tables: one for each query, or 1 if all queries are of one request."""
     visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
@@ -53,7 +55,8 @@ class ChunkRows:
 
     start_row: int
     end_row: int
-    pages: torch.Tensor  # [num_pages]
+    tables: tuple[torch.Tensor, ...]
+    """For each layer group [num_pages]: the page table. The null page stands for pages that no query sees."""
     num_keys: int
     visible: torch.Tensor  # [end_row - start_row, num_keys] causal mask
 
@@ -114,12 +117,15 @@ class _Query(NamedTuple):
 class KeyGrouper:
     """Groups the queries of steps, on one device."""
 
-    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
-        """`null_page` is a page of zeros that pads page tables."""
+    def __init__(
+        self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance, num_groups: int = 1
+    ) -> None:
+        """`null_page` is a page of zeros that pads page tables. `num_groups` is the number of layer groups."""
         self._page_tokens = page_tokens
         self._null_page = null_page
         self._device = device
         self._rules = rules
+        self._groups = range(num_groups)
 
     def group(self, batch: AttentionBatch) -> KeyGroups:
         queries = [query for one in batch.placed for query in self._queries(one)]
@@ -154,27 +160,42 @@ class KeyGrouper:
         Queries of one request share the page table of the longest one; the mask hides later keys from shorter ones.
         """
         is_one_request = all(query.placed is queries[0].placed for query in queries)
-        tables = [
-            query.placed.piece.pages[: query.num_pages] for query in (queries[-1:] if is_one_request else queries)
-        ]
-        padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]
+        owners = queries[-1:] if is_one_request else queries
         keys = torch.arange(max_pages * self._page_tokens, device=self._device)
         num_keys = self._tensor([query.num_keys for query in queries])
         return DecodeRows(
             rows=self._tensor([query.row for query in queries]),
-            pages=self._tensor([page for pages in padded for page in pages]),
-            num_tables=len(tables),
+            tables=tuple(
+                self._tensor(
+                    [
+                        page
+                        for query in owners
+                        for page in self._padded(query.placed.piece, group, query.num_pages, max_pages)
+                    ]
+                )
+                for group in self._groups
+            ),
+            num_tables=len(owners),
             visible=(keys < num_keys[:, None])[:, None, None, :],
         )
 
+    def _padded(self, piece: RequestSlice, group: int, num_pages: int, max_pages: int) -> list[int]:
+        """Returns the first `num_pages` pages of a request in a layer group, padded to `max_pages`.
+
+        The null page stands for pages that the group does not keep: no query sees their keys.
+        """
+        first, pages = piece.table(group)
+        return [*[self._null_page] * first, *pages[: num_pages - first], *[self._null_page] * (max_pages - num_pages)]
+
     def _chunk(self, one: PlacedSlice) -> ChunkRows:
         piece = one.piece
+        num_pages = pages_for(piece.known_end, self._page_tokens)
         queries = torch.arange(piece.start, piece.known_end, device=self._device)
         keys = torch.arange(piece.known_end, device=self._device)
         return ChunkRows(
             start_row=one.chunk_rows.start,
             end_row=one.chunk_rows.stop,
-            pages=self._tensor(list(piece.pages[: pages_for(piece.known_end, self._page_tokens)])),
+            tables=tuple(self._tensor(self._padded(piece, group, num_pages, num_pages)) for group in self._groups),
             num_keys=piece.known_end,
             visible=keys <= queries[:, None],
         )

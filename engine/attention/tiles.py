@@ -114,9 +114,22 @@ class PageTables:
 
 def page_tables(placed: Sequence[PlacedSlice]) -> PageTables:
     """Returns the page numbers of all slices, one after another."""
-    tables = [np.array(one.piece.pages, np.int32) for one in placed]
-    starts = np.cumsum([0, *map(len, tables)]).tolist()
-    return PageTables(starts[:-1], np.concatenate(tables) if tables else np.zeros(0, np.int32))
+    return group_tables(placed, 1)[0]
+
+
+def group_tables(placed: Sequence[PlacedSlice], num_groups: int) -> list[PageTables]:
+    """Returns the page tables of each layer group. All groups share one array of page numbers.
+
+    A windowed group keeps only a request's last pages. Its table begins where its first page would be, so that page n
+    of the request is entry n; it may begin before the array, and no kernel reads entries before the kept pages.
+    """
+    found = [one.piece.table(group) for group in range(num_groups) for one in placed]
+    tables = [np.array(pages, np.int32) for _, pages in found]
+    ends = np.cumsum([0, *map(len, tables)]).tolist()
+    starts = [end - first for end, (first, _) in zip(ends, found, strict=False)]
+    page_ids = np.concatenate(tables) if tables else np.zeros(0, np.int32)
+    count = len(placed)
+    return [PageTables(starts[group * count : (group + 1) * count], page_ids) for group in range(num_groups)]
 
 
 def cut_decoding(

@@ -54,45 +54,64 @@ class TorchStepAttention:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
         sinks = None if self._sinks is None else self._sinks[layer]
         visible = self._visible_by_window[self._config.windows[layer]]
+        group = self._cache.group_of(layer)
         if self._is_one_decode:
-            return self._decode(query, (keys, values), self._groups.decodes[0], visible.decodes[0], sinks).flatten(1)
+            return self._decode(
+                query, (keys, values), self._groups.decodes[0], group, visible.decodes[0], sinks
+            ).flatten(1)
         if self._is_one_chunk:
-            return self._chunk(query, (keys, values), self._groups.chunks[0], visible.chunks[0], sinks).flatten(1)
+            return self._chunk(query, (keys, values), self._groups.chunks[0], group, visible.chunks[0], sinks).flatten(
+                1
+            )
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
-            mixed[decode.rows] = self._decode(query[decode.rows], (keys, values), decode, mask, sinks)
+            mixed[decode.rows] = self._decode(query[decode.rows], (keys, values), decode, group, mask, sinks)
         for chunk, mask in zip(self._groups.chunks, visible.chunks, strict=True):
             rows_of_chunk = slice(chunk.start_row, chunk.end_row)
-            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], (keys, values), chunk, mask, sinks)
+            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], (keys, values), chunk, group, mask, sinks)
         return mixed.flatten(1)
 
     def _decode(
-        self, query: torch.Tensor, pages: Pages, decode: DecodeRows, mask: torch.Tensor, sinks: torch.Tensor | None
+        self,
+        query: torch.Tensor,
+        pages: Pages,
+        decode: DecodeRows,
+        group: int,
+        mask: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes attention for rows of one query each. Query heads that share a KV head are computed as several
+        """Computes attention for rows of one query each, in a layer of a layer group. Query heads that share a KV head are computed as several
         queries of it.
         """
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
-        keys, values = (self._gather(one, decode.pages, decode.num_tables).expand(count, -1, -1, -1) for one in pages)
+        keys, values = (
+            self._gather(one, decode.tables[group], decode.num_tables).expand(count, -1, -1, -1) for one in pages
+        )
         own_sinks = None if sinks is None else sinks.view(1, kv_heads, -1, 1)
         mixed = self._mix(grouped, keys, values, mask, own_sinks)
         return mixed.flatten(1, 2)  # [queries, heads, head_dim]
 
     def _chunk(
-        self, query: torch.Tensor, pages: Pages, chunk: ChunkRows, mask: torch.Tensor, sinks: torch.Tensor | None
+        self,
+        query: torch.Tensor,
+        pages: Pages,
+        chunk: ChunkRows,
+        group: int,
+        mask: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
+        """Computes attention for several queries of one request, in a layer of a layer group. Each query sees the keys up to its own position."""
         kv_heads = self._config.num_kv_heads
         grouped = query.view(query.shape[0], kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
-        keys, values = (self._keys_of_heads(one, chunk).expand(-1, grouped.shape[1], -1, -1) for one in pages)
+        keys, values = (self._keys_of_heads(one, chunk, group).expand(-1, grouped.shape[1], -1, -1) for one in pages)
         own_sinks = None if sinks is None else sinks.view(kv_heads, -1, 1, 1)
         mixed = self._mix(grouped, keys, values, mask, own_sinks)  # [kv_heads, group, queries, head_dim]
         return mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [queries, heads, head_dim]
 
-    def _keys_of_heads(self, pages: torch.Tensor, chunk: ChunkRows) -> torch.Tensor:
+    def _keys_of_heads(self, pages: torch.Tensor, chunk: ChunkRows, group: int) -> torch.Tensor:
         """Returns the keys or values that a chunk attends to, by head.  # [kv_heads, 1, num_keys, head_dim]"""
-        return self._gather(pages, chunk.pages, 1)[:, :, : chunk.num_keys].transpose(0, 1)
+        return self._gather(pages, chunk.tables[group], 1)[:, :, : chunk.num_keys].transpose(0, 1)
 
     def _mix(
         self,

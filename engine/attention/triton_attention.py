@@ -1,8 +1,8 @@
 """Computes attention over the pages of the KV cache with Triton kernels, on CUDA devices.
 
 The kernels read keys and values where they are in the pages, through page tables that are copied once a step. Once a
-step, the host cuts the queries into tiles (tiles.py) for each window that a layer has. A layer then makes two launches
-for all decoding rows, and one for all chunks. No layer waits for the host, and nothing is copied back.
+step, the host cuts the queries into tiles (tiles.py) for each kind of layer: its window, and the group whose page table
+it reads. A layer then makes two launches for all decoding rows, and one for all chunks. No layer waits for the host, and nothing is copied back.
 
 Invariant: the bits of a decoding row follow from its own request alone, and a draft has the bits that it would have as
 the only row of its request.
@@ -33,7 +33,7 @@ from graftwork.engine.attention.tiles import (
     Words,
     cut_chunks,
     cut_decoding,
-    page_tables,
+    group_tables,
 )
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.model.config import ModelConfig
@@ -66,23 +66,24 @@ class TritonAttention:
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_tokens, dtype, cache.dtype)
         self._shape = shape
         self._device = cache.device
-        self._windows = config.windows
+        self._num_groups = len(cache.groups.groups)
+        self._kinds = [_LayerKind(window, cache.group_of(layer)) for layer, window in enumerate(config.windows)]
         scale, cap = config.score_scale, config.scales.attention_cap
         self._rules = [
             ScoreRules(scale, window, cap, None if sinks is None else sinks[layer])
             for layer, window in enumerate(config.windows)
         ]
-        self._layers = [LayerPages(*cache.layer(layer)) for layer in range(cache.num_layers)]
+        self._layers = [LayerPages(*cache.layer(layer)) for layer in range(config.num_layers)]
         self._num_programs = _num_programs(cache.device)
         self._sums = PartialSums.empty(shape, 0, cache.device)
         self._cuttings = {
-            window: Cutting(
+            kind: Cutting(
                 shape.num_kv_heads,
                 decode_queries=decode_blocks(shape).rows // shape.group,
                 chunk_queries=chunk_blocks(shape).rows // shape.group,
-                window=window,
+                window=kind.window,
             )
-            for window in config.windows
+            for kind in self._kinds
         }
 
     def plan(self, batch: AttentionBatch) -> "TritonStepAttention":
@@ -106,13 +107,13 @@ class TritonAttention:
         """
         sizes: dict[str, int] = {}
         most_slots = 0
-        for window, cutting in self._cuttings.items():
+        for kind, cutting in self._cuttings.items():
             num_items = capacity.num_queries * cutting.most_splits(capacity.num_keys)
             most_slots = max(most_slots, num_items)
             for field in fields(DecodeTiles):
                 size = {"item": num_items, "num": 1}.get(field.name.partition("_")[0], capacity.num_queries)
-                sizes[f"decode {window} {field.name}"] = size
-            sizes |= {f"chunk {window} {field.name}": 0 for field in fields(QueryTiles)}
+                sizes[f"decode {kind.name} {field.name}"] = size
+            sizes |= {f"chunk {kind.name} {field.name}": 0 for field in fields(QueryTiles)}
         return sizes | {"page_ids": capacity.num_pages}, most_slots
 
     def over(self, arrays: Mapping[str, torch.Tensor], num_slots: int) -> "TritonStepAttention":
@@ -123,29 +124,30 @@ class TritonAttention:
         """
         if num_slots > self._sums.num_slots:
             self._sums = PartialSums.empty(self._shape, 1 << (num_slots - 1).bit_length(), self._device)
-        by_window = {window: self._window_plan(arrays, window) for window in self._cuttings}
-        layers = _Layers(self._shape, self._layers, self._windows, self._rules)
-        return TritonStepAttention(layers, by_window, self._sums)
+        by_kind = {kind: self._kind_plan(arrays, kind) for kind in self._cuttings}
+        layers = _Layers(self._shape, self._layers, self._kinds, self._rules)
+        return TritonStepAttention(layers, by_kind, self._sums)
 
     def cut(self, batch: AttentionBatch) -> "CutQueries":
-        """Returns the arrays of a step, for all windows together. Uses no device; of the positions, reads only their
+        """Returns the arrays of a step, for all kinds of layers together. Uses no device; of the positions, reads only their
         number.
         """
-        tables = page_tables(batch.placed)
+        tables = group_tables(batch.placed, self._num_groups)
         end = sum(one.piece.num_tokens for one in batch.placed)
         arrays: dict[str, Words] = {}
         most_slots = 0
-        for window, cutting in self._cuttings.items():
-            decoding, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), tables, cutting)
-            arrays |= _named(f"decode {window}", decoding)
-            arrays |= _named(f"chunk {window}", cut_chunks(batch.placed, tables, cutting))
+        for kind, cutting in self._cuttings.items():
+            own = tables[kind.group]
+            decoding, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), own, cutting)
+            arrays |= _named(f"decode {kind.name}", decoding)
+            arrays |= _named(f"chunk {kind.name}", cut_chunks(batch.placed, own, cutting))
             most_slots = max(most_slots, num_slots)
-        return CutQueries(arrays | {"page_ids": tables.page_ids}, most_slots)
+        return CutQueries(arrays | {"page_ids": tables[0].page_ids}, most_slots)
 
-    def _window_plan(self, arrays: Mapping[str, torch.Tensor], window: int | None) -> "_WindowPlan":
-        decode, chunk = (_part(arrays, f"{kind} {window}") for kind in ("decode", "chunk"))
+    def _kind_plan(self, arrays: Mapping[str, torch.Tensor], kind: "_LayerKind") -> "_KindPlan":
+        decode, chunk = (_part(arrays, f"{part} {kind.name}") for part in ("decode", "chunk"))
         num_units = len(decode["item_tile"]) * self._shape.num_kv_heads
-        return _WindowPlan(
+        return _KindPlan(
             Decoding(decode, min(num_units, self._num_programs), len(decode["query_row"])),
             Chunks(chunk, len(chunk["tile_row"])),
         )
@@ -157,12 +159,24 @@ class CutQueries:
 
     arrays: dict[str, Words]
     num_slots: int
-    """The most slots for partial sums that a window needs."""
+    """The most slots for partial sums that a kind of layer needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class _WindowPlan:
-    """A step in the layers with one window."""
+class _LayerKind:
+    """What decides how the queries of a layer are cut, and which page table it reads."""
+
+    window: int | None
+    group: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.window}" if self.group == 0 else f"{self.group}/{self.window}"
+
+
+@dataclass(frozen=True, slots=True)
+class _KindPlan:
+    """A step in the layers of one kind."""
 
     decoding: Decoding
     chunks: Chunks
@@ -174,8 +188,8 @@ class _Layers:
 
     shape: AttentionShape
     pages: list[LayerPages]
-    windows: tuple[int | None, ...]
-    """The window of each layer."""
+    kinds: list[_LayerKind]
+    """Of each layer."""
     rules: list[ScoreRules]
     """Of each layer."""
 
@@ -205,17 +219,16 @@ class TritonStepAttention:
     def __init__(
         self,
         layers: _Layers,
-        by_window: Mapping[int | None, _WindowPlan],
+        by_kind: Mapping[_LayerKind, _KindPlan],
         sums: PartialSums,
     ) -> None:
         self._layers = layers
-        self._by_window = by_window
+        self._by_kind = by_kind
         self._sums = sums
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         layers = self._layers
-        window = layers.windows[layer]
-        plan, rules, pages = self._by_window[window], layers.rules[layer], layers.pages[layer]
+        plan, rules, pages = self._by_kind[layers.kinds[layer]], layers.rules[layer], layers.pages[layer]
         output = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         layer_attention = LayerAttention(layers.shape, rules, query, output, pages)
         attend_chunks(layer_attention, plan.chunks)

@@ -61,7 +61,8 @@ def build_attention(
 def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Sinks) -> AttentionBackend:
     memory = storage.device_memory
     rules = BatchInvariance.of(torch.float32 if scores_need_fp32(model) else dtype, memory.device)
-    grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
+    num_groups = len(storage.cache.groups.groups)
+    grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules, num_groups)
     return TorchAttention(model, storage.cache, grouper, sinks)
 
 

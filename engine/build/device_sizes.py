@@ -15,7 +15,8 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.transfer.device_memory import EXTRA_FRAMES, frame_bytes_for
 from graftwork.platform.errors import InvalidRequest
 
@@ -148,9 +149,14 @@ class FrameSizer:
 
         Returns 0 if it can serve none.
         """
-        most = self.wanted.context_pages
-        fewer = bisect_left(range(most + 1), True, key=lambda fewer: self._has_room(pages, most - fewer))
-        return min(max(most - fewer, 0) * self.wanted.page_tokens, self.context_tokens)
+        size = self.wanted.page_tokens
+        most = pages_for(self.context_tokens, size)
+        fewer = bisect_left(
+            range(most + 1),
+            True,
+            key=lambda fewer: self._has_room(pages, self.wanted.frames_for((most - fewer) * size)),
+        )
+        return min(max(most - fewer, 0) * size, self.context_tokens)
 
     def _has_room(self, pages: int, context_pages: int) -> bool:
         sizes = replace(self.wanted, device_pages=pages, context_pages=context_pages)

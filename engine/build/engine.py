@@ -120,7 +120,7 @@ def build_engine(
     progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
     settings, ranks, parts, storage, draft_model = _load_model(config, progress, inbox, start_worker, phases, content)
     parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
-    description = _describe(settings, limits, storage.sizes.device_pages)
+    description = _describe(settings, limits, storage.sizes.device_pages // storage.sizes.frames_of_page)
     tracker = costs or CostTracker(UNMEASURED)
     copies = ranks.copies(lambda report: build_page_copier(config, storage, report, clock), inbox.put)
     kv_cache = KvCacheManager(storage.sizes, LowerTiers(copies, tracker, ranks.disk()), clock)

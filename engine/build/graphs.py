@@ -9,7 +9,7 @@ Invariant: an engine serves with graphs or without them. A capture that fails is
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import torch
 from graftwork.engine.build.device_meter import DeviceMeter
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kernels.step_inputs import PinnedMemory
+from graftwork.engine.kv.index.page_windows import PageWindows
 from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
@@ -65,6 +66,8 @@ class GraphBuild:
     parts: "PackedParts"
     gates: LayerGates
     limits: SchedulerLimits
+    windows: PageWindows | None = None
+    """What the windowed layer groups keep; None if the model has one group."""
 
     def capture(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> "DecodeGraphs | None":
         """Captures all graphs. No page of the KV memory may be in use.
@@ -119,7 +122,11 @@ class GraphBuild:
         from graftwork.engine.runner.graph_keys import GraphKeys
 
         keys = GraphKeys(self.limits.max_running, self.parts.lora.max_rank, self.parts.builder.rules.min_rows)
-        return GraphLimits(keys, self.limits.context_tokens, self.limits.page_tokens)
+        limits = GraphLimits(keys, self.limits.context_tokens, self.limits.page_tokens)
+        if self.windows is None:
+            return limits
+        pages = self.windows.most_pages(self.limits.context_tokens)
+        return replace(limits, num_groups=1 + self.windows.num_groups, window_pages=pages)
 
     def _graphs(self) -> "DecodeGraphs":
         from graftwork.engine.runner.decode_graphs import DecodeGraphs

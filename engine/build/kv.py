@@ -12,18 +12,19 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.build.device_sizes import FrameSizer
-from graftwork.engine.build.devices import page_tokens_of
+from graftwork.engine.build.devices import batch_limits, page_tokens_of
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.shared import LIST_EVERY_S, TierStore, open_bucket, take_slot
 from graftwork.engine.kv.disk.store import DiskStore
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_windows import PageWindows, frames_for
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page, frame_bytes_for
 from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.kv_format import kv_format, scope_suffix
+from graftwork.engine.kv.transfer.layer_groups import LayerGroups, layer_groups, one_group
 from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry
 from graftwork.engine.kv.transfer.plan import Report
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
@@ -45,6 +46,11 @@ class KvStorage:
     disk: TierStore | None
 
 
+_CPU = torch.device("cpu")
+_STEPS_OF_PAGES = 3
+"""If steps overlap, a request holds the pages of three: those that the step before last has made useless, which are kept
+until the last one lands, and those of two steps that come.
+"""
 _CPU_DEVICE_BYTES = 768 * 2**20
 """Bytes of KV and adapters on a CPU, if the configuration names none."""
 
@@ -54,16 +60,40 @@ next engine waits until then.
 """
 
 
-def frame_sizer(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> FrameSizer:
-    """Returns the object that decides the number of frames. A frame is device memory of the size of one KV page."""
-    page_tokens = page_tokens_of(config, model)
-    page_bytes = bytes_per_page(model, page_tokens, dtype, kv_format(config.kv_dtype, dtype))
+def groups_of(config: EngineConfig, model: ModelConfig) -> LayerGroups:
+    """Returns which layers share pages: one group, unless some layers keep only a window."""
+    if config.tensor_parallel > 1 or not config.window_groups:
+        return one_group(model)
+    return layer_groups(model)
+
+
+def windows_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> PageWindows | None:
+    """Returns what the windowed layer groups keep; None if all layers are one group."""
+    groups = groups_of(config, model)
+    if groups.window is None:
+        return None
+    overlaps = device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
+    step_tokens = batch_limits(config, device)[0] * (_STEPS_OF_PAGES if overlaps else 1)
+    return PageWindows(groups.window, groups.num_windowed, page_tokens_of(config, model), step_tokens)
+
+
+def frame_sizer(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device = _CPU
+) -> FrameSizer:
+    """Returns the object that decides the number of frames. A frame is device memory of the size of one KV page.
+
+    The device decides the largest step, if the configuration does not.
+    """
+    page_tokens, windows = page_tokens_of(config, model), windows_of(config, model, device)
+    groups = groups_of(config, model)
+    page_bytes = bytes_per_page(model, page_tokens, dtype, kv_format(config.kv_dtype, dtype), groups)
     sizes = KvSizes(
         page_tokens=page_tokens,
         page_bytes=page_bytes,
         device_pages=0,
         host_pages=config.host_kv_bytes // page_bytes,
-        context_pages=pages_for(model.context_tokens, page_tokens),
+        context_pages=frames_for(model.context_tokens, page_tokens, windows),
+        windows=windows,
         reserve_share=config.kv_reserve_share,
         lora_floor_share=config.lora_floor_share,
     )
@@ -115,12 +145,13 @@ def allocate_kv_storage(
     with _allocating("--device-bytes", sizes.device_pages * frame_bytes_for(sizes.page_bytes), f"on {device}"):
         device_memory = DeviceMemory(sizes.device_pages, sizes.page_bytes, device)
     form = kv_format(config.kv_dtype, dtype)
-    cache = KvCache(model, device_memory, sizes.page_tokens, dtype, form)
+    cache = KvCache(model, device_memory, sizes.page_tokens, dtype, form, groups_of(config, model))
     with _allocating("--host-kv-bytes", config.host_kv_bytes, "on the host"):
         registry = CudaRegistry() if device.type == "cuda" else None
         host = HostMemory(sizes.host_pages, cache.page_shape, cache.dtype, registry)
     with nullcontext() if phases is None else phases.phase("disk_scan"):
-        disk = _open_disk(config, f"{content}/{dtype}/{cache.page_shape}{scope_suffix(form)}")
+        groups = f"/groups {cache.groups.groups}" if cache.groups.num_windowed else ""
+        disk = _open_disk(config, f"{content}/{dtype}/{cache.page_shape}{scope_suffix(form)}{groups}")
     return KvStorage(sizes, device_memory, cache, host, disk)
 
 

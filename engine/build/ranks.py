@@ -16,7 +16,8 @@ import torch
 from graftwork.engine.build.kv import KvStorage, check_sizes, frame_sizer
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.kv.index.page_store import DiskPages, KvSizes, NoDisk
+from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_store import DiskPages, NoDisk
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.plan import CopyEngine, Report
 from graftwork.engine.lora.backend import LoraBackend
@@ -236,7 +237,7 @@ def check_division(config: EngineConfig, model: ModelConfig, dtype: torch.dtype,
     check_divisible(model, config.tensor_parallel)
     rank = Rank(0, config.tensor_parallel)
     own = config_of_rank(config, rank)
-    check_sizes(own, frame_sizer(own, model_of_rank(model, rank.size), dtype), device)
+    check_sizes(own, frame_sizer(own, model_of_rank(model, rank.size), dtype, device), device)
 
 
 def choose_ranks(settings: RankSettings, start_worker: StartWorker) -> EngineRanks:

@@ -142,7 +142,7 @@ class RunnerParts:
         experts = packed.decoder.experts
         if experts is not None and not experts.uses_kernels:
             return None
-        return GraphBuild(packed, storage.cache.gates, self.limits)
+        return GraphBuild(packed, storage.cache.gates, self.limits, storage.sizes.windows)
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)
@@ -158,6 +158,7 @@ class RunnerParts:
                 memory.device,
                 rules,
                 usual_sizes=self.weights.layers[0].qkv.is_packed,
+                num_groups=len(storage.cache.groups.groups),
             ),
             self.lora,
         )
@@ -288,6 +289,7 @@ def _own_config(config: EngineConfig, device: torch.device) -> EngineConfig:
         config,
         model=config.draft_model,
         quantization=None,
+        window_groups=False,
         kv_dtype="auto",
         max_context_tokens=None,
         host_kv_bytes=0,
@@ -297,7 +299,7 @@ def _own_config(config: EngineConfig, device: torch.device) -> EngineConfig:
 
 
 def _draft_storage(config: EngineConfig, draft: ModelConfig, device: torch.device, dtype: torch.dtype) -> KvStorage:
-    wanted = frame_sizer(config, draft, dtype).wanted
+    wanted = frame_sizer(config, draft, dtype, device).wanted
     frame_bytes = frame_bytes_for(wanted.page_bytes)
     num_pages = config.draft_kv_bytes // frame_bytes
     if num_pages < 1:

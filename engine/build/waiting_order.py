@@ -5,7 +5,7 @@ Owns the prices of the engine: the price of memory follows from the measured spe
 
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.index.cost_model import CostTracker
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder, VirtualTokenCounter
 from graftwork.engine.scheduler.order.locality import DeviceLocality

@@ -15,7 +15,7 @@ import torch
 from graftwork.engine.build.device_meter import CudaMeter, DeviceMeter
 from graftwork.engine.build.device_sizes import MeasuredDevice
 from graftwork.engine.build.graphs import wants_decode_graphs
-from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer
+from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer, groups_of
 from graftwork.engine.build.lora import PACK_BYTES
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.core.prefix_keys import pages_for
@@ -23,7 +23,7 @@ from graftwork.engine.core.requests import MAX_MIXTURE, AdapterUse
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
 from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.kv_format import kv_format
@@ -107,7 +107,7 @@ def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:
 
     Raises InvalidRequest if the device is too small. The error names a setting and a value that would work.
     """
-    config, sizer = parts.config, frame_sizer(parts.config, parts.model, parts.dtype)
+    config, sizer = parts.config, frame_sizer(parts.config, parts.model, parts.dtype, device)
     given = device_bytes_of(config, device)
     if device.type != "cuda":
         assert given is not None, "a CPU's memory has a default"
@@ -157,7 +157,8 @@ def _small_storage(parts: RunnerParts, wanted: KvSizes, num_pages: int, device: 
     """Returns KV memory of a few pages."""
     memory = DeviceMemory(num_pages, wanted.page_bytes, device)
     form = kv_format(parts.config.kv_dtype, parts.dtype)
-    cache = KvCache(parts.model, memory, wanted.page_tokens, parts.dtype, form)
+    groups = groups_of(parts.config, parts.model)
+    cache = KvCache(parts.model, memory, wanted.page_tokens, parts.dtype, form, groups)
     sizes = replace(wanted, device_pages=num_pages, host_pages=0)
     return KvStorage(sizes, memory, cache, HostMemory(0, cache.page_shape, cache.dtype), disk=None)
 

@@ -34,6 +34,10 @@ class EngineConfig:
     """How keys and values are stored on all tiers: `int8` or `fp8` (a byte for each, and a scale for each head of a
     token), or `auto`: the dtype of the weights.
     """
+    window_groups: bool = True
+    """Whether layers with a sliding window keep only the pages that queries can still see. False is for measurements: all
+    layers keep the whole context. With `tensor_parallel` above 1, all layers do.
+    """
     quantization: str | None = None
     """To what the weights of linear layers are rounded when they are loaded: `int8` (a scale for each output), `int4` (a
     scale for each output and 128 input features), or None to serve them as the checkpoint holds them.

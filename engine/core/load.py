@@ -21,7 +21,9 @@ class EngineLoad:
     queued_tokens: int = 0
     """Prompt tokens, of all requests that wait or run, that must still be computed."""
     free_pages: int = 0
-    """Device pages that no running request holds: free ones, and cached ones that can be evicted."""
+    """Device pages that no running request holds: free ones, and cached ones that can be evicted. A page here has the KV
+    of all layers, as in EngineDescription.device_pages.
+    """
     steps: int = 0
     """The number of forward passes since the engine's start."""
     prefill_token_s: float | None = None

@@ -77,6 +77,16 @@ class ScoreSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowTables:
+    """The page tables of one request in the layer groups that keep only a window."""
+
+    first: int
+    """The number of the request's pages before these."""
+    tables: tuple[tuple[PageId, ...], ...]
+    """The pages of each windowed group from page `first` of the request on, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSlice:
     """The tokens of one request that a step computes: those at positions [start, start + num_tokens).
 
@@ -108,6 +118,12 @@ class RequestSlice:
     """
     place: int = 0
     """The request's place in the batch: a number that no other running request has, from 0 on."""
+    windows: WindowTables | None = None
+    """The pages of the layer groups that keep only a window; None if the model has one group.
+
+    A trial step of a model with windowed groups has none either: all groups then use `pages`, and its results mean
+    nothing.
+    """
 
     num_tokens: int = field(init=False, repr=False, compare=False)
     num_drafts: int = field(init=False, repr=False, compare=False)
@@ -128,6 +144,18 @@ class RequestSlice:
         put(self, "num_known", num_tokens - num_drafts)
         put(self, "end", self.start + num_tokens)
         put(self, "known_end", self.start + num_tokens - num_drafts)
+
+    def table(self, group: int) -> tuple[int, tuple[PageId, ...]]:
+        """Returns the page table of a layer group, and the number of pages of the request that come before it."""
+        if group == 0 or self.windows is None:
+            return 0, self.pages
+        return self.windows.first, self.windows.tables[group - 1]
+
+    @property
+    def frames(self) -> list[PageId]:
+        """The pages of all layer groups that the step may read or write."""
+        windowed = () if self.windows is None else self.windows.tables
+        return [*self.pages, *(page for table in windowed for page in table)]
 
     @property
     def reads_prompt(self) -> bool:

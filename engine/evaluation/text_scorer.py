@@ -55,10 +55,10 @@ class TextScorer:
 
     @property
     def kv_token_bytes(self) -> int:
-        """The bytes of KV of one token of context."""
+        """The bytes of KV of one token of context, in all layers. Layers with a window keep those of their window alone."""
         cache = self._engine.cache
         _, _, page_tokens, _, _ = cache.page_shape
-        return math.prod(cache.page_shape) // page_tokens * cache.dtype.itemsize
+        return len(cache.groups.groups) * math.prod(cache.page_shape) // page_tokens * cache.dtype.itemsize
 
     def score(self, texts: Sequence[Sequence[int]], take: Take, told: Callable[[int], None] = lambda _: None) -> None:
         """Runs the model over texts, which are token ids, and passes what it expects after each token but the last.

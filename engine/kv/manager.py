@@ -15,13 +15,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from graftwork.engine.core.events import MissReason
-from graftwork.engine.core.prefix_keys import PageKey, page_key, pages_for
+from graftwork.engine.core.prefix_keys import PageKey, page_key
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
-from graftwork.engine.kv.index.eviction_queue import EvictionPolicy, Ranking
-from graftwork.engine.kv.index.page_store import DiskPages, KvSizes, NoDisk, PageStore
+from graftwork.engine.kv.index.eviction_policy import EvictionPolicy
+from graftwork.engine.kv.index.eviction_queue import Ranking
+from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_store import DiskPages, NoDisk, PageStore
 from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node
+from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.prompt_leases import PromptLeases
 from graftwork.engine.kv.session_index import SessionIndex, SessionRecord
 from graftwork.engine.kv.transfer.loader import PageAllocation, PageLoader, PrefixMatch, TokenPath
@@ -51,7 +54,13 @@ class KvCacheManager:
         self._copies = lower.copies
         self.sessions = SessionIndex(max_keys=1024 + 16 * (sizes.device_pages + sizes.host_pages))
         policy = EvictionPolicy(
-            clock, lower.costs, sizes.page_tokens, self.sessions.is_in_history, lower.disk.holds, self._is_in_use
+            clock,
+            lower.costs,
+            sizes.page_tokens,
+            self.sessions.is_in_history,
+            lower.disk.holds,
+            self._is_in_use,
+            has_windows=sizes.windows is not None,
         )
         self.page_store = PageStore(sizes, ranking or policy.rank, lower.disk, clock)
         self.prompt_leases = PromptLeases(self.page_store, clock)
@@ -66,9 +75,14 @@ class KvCacheManager:
     # ---- during a request ---------------------------------------------------------------------------------------
 
     def match(self, path: TokenPath) -> PrefixMatch:
-        """Returns the longest prefix of a prompt whose KV is cached on the device, the host or the disk. Changes
-        nothing.
+        """Returns the longest prefix of a prompt whose KV is cached on the device, the host or the disk, and that can be
+        continued. Changes nothing.
         """
+        found = self.cached(path)
+        return found.first(self.page_store.windows.usable_pages(found.nodes, found.disk_keys, len(found)))
+
+    def cached(self, path: TokenPath) -> PrefixMatch:
+        """Returns all cached pages of a prompt. Pages of windowed layer groups may be missing beside the last ones."""
         nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids))
         on_disk: list[PageKey] = []
         for key in self._keys_after(path, nodes):
@@ -93,14 +107,13 @@ class KvCacheManager:
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
         """Returns whether enough device pages are free or can be evicted.
 
-        Enough means: pages for the first `num_tokens` tokens of a prompt, and `spare_pages` more. Pages of `match` that
+        Enough means: pages for the first `num_tokens` tokens of a prompt, and for `spare_pages` pages of tokens more. Pages of `match` that
         other requests use now are not counted, because the new request can share them.
         """
-        pool = self.page_store.device
+        pool, sizes = self.page_store.device, self.page_store.sizes
         in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)
-        return self.page_store.could_allocate(
-            Tier.DEVICE, pages_for(num_tokens, self.page_tokens) - in_use + spare_pages
-        )
+        wanted = sizes.frames_for(num_tokens) - in_use + spare_pages * sizes.frames_of_page
+        return self.page_store.could_allocate(Tier.DEVICE, wanted)
 
     def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
         """Allocates `num_pages` device pages for a domain (usually one tenant). Evicts other pages if needed.
@@ -112,18 +125,28 @@ class KvCacheManager:
             return None
         return page_store.device.allocate(num_pages)
 
-    def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
+    def insert(
+        self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None, windows: WindowPages | None = None
+    ) -> list[Node]:
         """Adds the pages of computed tokens to the prefix tree. Leaves out a last page that is not full.
 
-        Returns the nodes of these pages. The request still holds its own pages.
+        `windows` are the request's pages of windowed layer groups. Returns the nodes of `pages`. The request still holds
+        its own pages.
         """
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
+        if windows is not None:
+            self.page_store.windows.insert(nodes, windows)
+            fallen = self.page_store.windows.mark_tails(nodes, self.sessions.num_histories)
+            self.page_store.requeue_nodes(fallen)
+            self.page_store.tree.touch(self.page_store.windows.tail_nodes(nodes))
         self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)
         return nodes
 
-    def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> tuple[list[PageId], list[PageId]]:
-        """Replaces pages of a request with pages of the prefix tree that contain the same KV.
+    def deduplicate(
+        self, nodes: Sequence[Node], pages: list[PageId], windows: WindowPages | None = None
+    ) -> tuple[list[PageId], list[PageId]]:
+        """Replaces pages of a request with pages of the prefix tree that contain the same KV. Changes `windows`.
 
         `nodes` are the nodes of the request's first pages. Returns the request's new list of pages, and the pages that
         were replaced, which the caller must release.
@@ -134,7 +157,24 @@ class KvCacheManager:
                 self.page_store.device.hold([node.device])
                 replaced.append(pages[index])
                 shared[index] = node.device
+        if windows is not None:
+            replaced += self._deduplicate_windows(nodes, windows)
         return shared, replaced
+
+    def _deduplicate_windows(self, nodes: Sequence[Node], windows: WindowPages) -> list[PageId]:
+        """Does what `deduplicate` does, for the pages of windowed layer groups. Returns the pages that were replaced."""
+        replaced: list[PageId] = []
+        for place, (node, frames) in enumerate(zip(nodes[windows.first :], windows.frames, strict=False)):
+            beside = [self.page_store.tree.window_of(node, group) for group in range(len(frames))]
+            shared = [
+                frame if one is None or one.is_loading or one.device is None else one.device
+                for one, frame in zip(beside, frames, strict=True)
+            ]
+            changed = [pair for pair in zip(shared, frames, strict=True) if pair[0] != pair[1]]
+            self.page_store.device.hold(new for new, _ in changed)
+            replaced += [old for _, old in changed]
+            windows.frames[place] = tuple(shared)
+        return replaced
 
     def _record_use(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
         """Records that a session, or a request without a session, uses pages.
@@ -220,13 +260,15 @@ class KvCacheManager:
         self.prompt_leases.enforce_limits()
         self.offloader.enforce_limits(domain)
 
-    def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
+    def offload(
+        self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None, windows: WindowPages | None = None
+    ) -> None:
         """Ends a running request's use of its device pages, so that the request can continue later.
 
         Adds the computed pages to the prefix tree, releases them, and starts to copy them to the host.
         """
-        nodes = self.insert(path, pages, session)
-        self.release(pages)
+        nodes = self.insert(path, pages, session, windows)
+        self.release(pages if windows is None else [*pages, *windows.all_frames])
         self.offloader.save(nodes)
 
     def _is_in_use(self, node: Node) -> bool:

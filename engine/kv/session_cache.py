@@ -164,8 +164,12 @@ class SessionCache:
         size, page_bytes = self._kv_cache.page_tokens, self._kv_cache.page_store.sizes.page_bytes
         below = [node for node in match.nodes if node.device is None or node.is_loading]
         device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
-        on_host = sum(node.host is not None for node in match.nodes)
-        on_disk = sum(self._kv_cache.page_store.disk.holds(node.key) for node in match.nodes) + len(match.disk_keys)
+        page_store, cached = self._kv_cache.page_store, self._kv_cache.cached(path)
+        pages = page_store.windows.of(cached.nodes)  # of all layer groups
+        on_device = sum(node.device is not None and not node.is_loading for node in pages)
+        on_host = sum(node.host is not None for node in pages)
+        keys = [*(node.key for node in cached.nodes), *cached.disk_keys]
+        on_disk = sum(page_store.disk.holds(one) for key in keys for one in (key, *page_store.windows.keys(key)))
         record = self._kv_cache.sessions.find(path.domain, use.session)
         lease = None if record is None else record.lease
         left = None if lease is None else lease.until - self._clock.monotonic()
@@ -174,7 +178,7 @@ class SessionCache:
             host_tokens=host * size,
             disk_tokens=(len(match) - device - host) * size,
             missing_tokens=len(path.token_ids) - len(match) * size,
-            device_bytes=device * page_bytes,
+            device_bytes=on_device * page_bytes,
             host_bytes=on_host * page_bytes,
             disk_bytes=on_disk * page_bytes,
             lease_s=left if left is not None and left > 0 else None,

@@ -140,6 +140,10 @@ class SessionIndex:
         """Returns whether the history of at least one session contains the page with this key."""
         return key in self._counts
 
+    def num_histories(self, key: PageKey) -> int:
+        """Returns how many histories contain the page with this key."""
+        return self._counts.get(key, 0)
+
     def _count(self, keys: Iterable[PageKey], change: int) -> None:
         for key in keys:
             number = self._counts.get(key, 0) + change

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.kv.index.eviction_queue import EvictionClass, EvictionRank
+from graftwork.engine.kv.index.eviction_policy import EvictionClass
+from graftwork.engine.kv.index.eviction_queue import EvictionRank
 from graftwork.engine.kv.index.frame_allocator import FrameAllocator, FrameRun
 from graftwork.engine.kv.index.page_store import PageStore
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory

@@ -97,7 +97,7 @@ class ModelConfig:
         recurrent state after them.
         """
         layer_bytes = 2 * page_tokens * self.kv_width * item_bytes
-        return self.page_layers(layer_bytes) * layer_bytes
+        return (self.state_parts(layer_bytes) + len(self.kv_layers)) * layer_bytes
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
@@ -116,12 +116,6 @@ class ModelConfig:
         token_bytes = 4 * len(self.kv_layers) * self.kv_width
         sizes = (_PAGE_TOKENS << doubled for doubled in range(5))
         return next((size for size in sizes if size * token_bytes >= self.recurrence.state_bytes), _MOST_PAGE_TOKENS)
-
-    def page_layers(self, layer_bytes: int) -> int:
-        """Returns of how many parts of `layer_bytes` a KV page consists: the recurrent state takes the first ones, and
-        the keys and values of each layer with attention take one.
-        """
-        return self.state_parts(layer_bytes) + len(self.kv_layers)
 
     def state_parts(self, layer_bytes: int) -> int:
         """Returns how many parts of `layer_bytes` hold the recurrent state after one token. A part has two halves, for

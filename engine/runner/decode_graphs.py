@@ -26,7 +26,7 @@ from graftwork.engine.lora.triton.fused_lora import CutStep
 from graftwork.engine.runner.forward import SampledTokens
 from graftwork.engine.runner.graph_keys import EagerReason, GraphKey, GraphKeys
 from graftwork.engine.runner.input_batch import BatchRows
-from graftwork.engine.runner.packed_forward import PackedParts, batch_over, row_words
+from graftwork.engine.runner.packed_forward import PackedParts, batch_over, row_words, window_names
 
 _PASSENGER_WORDS = 2**18
 """The most words that may travel along with a step in the block of the graphs; more are sent alone."""
@@ -71,10 +71,14 @@ class GraphLimits:
     keys: GraphKeys
     context_tokens: int
     page_tokens: int
+    num_groups: int = 1
+    """The number of layer groups: each has a page table for each request."""
+    window_pages: int = 0
+    """The most pages of a request in each layer group after the first."""
 
     def attention(self, num_rows: int) -> DecodeCapacity:
-        num_pages = num_rows * pages_for(self.context_tokens, self.page_tokens)
-        return DecodeCapacity(num_queries=num_rows, num_pages=num_pages, num_keys=self.context_tokens)
+        pages_of_one = pages_for(self.context_tokens, self.page_tokens) + (self.num_groups - 1) * self.window_pages
+        return DecodeCapacity(num_queries=num_rows, num_pages=num_rows * pages_of_one, num_keys=self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,8 @@ class DecodeGraphs:
 
     def _sizes(self, key: GraphKey) -> dict[str, int]:
         """Returns the words of each array whose size does not depend on the step."""
-        names = ("token_ids", "positions", "row_pages", "row_offsets", "sources")
+        names = ["token_ids", "positions", "row_pages", "row_offsets", "sources"]
+        names += window_names(self._limits.num_groups - 1)
         sizes = dict.fromkeys(names, key.num_rows)
         sizes["lora"] = 0 if key.lora is None else key.lora.capacity(key.num_rows).num_words
         sizes |= self._attention.sizes_for(self._limits.attention(key.num_rows))[0]

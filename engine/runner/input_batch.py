@@ -54,6 +54,10 @@ class BatchRows:
     row_offsets: list[int]
     begun_pages: list[int]
     """The pages whose first token is written in this step."""
+    window_row_pages: tuple[list[int], ...]
+    """As `row_pages`, for each layer group after the first."""
+    window_begun_pages: tuple[list[int], ...]
+    """As `begun_pages`, for each layer group after the first."""
     sampled_rows: list[int]
     """Padded with repeats to the smallest allowed number of rows."""
     num_sampled: int
@@ -71,11 +75,23 @@ class BatchTensors:
     row_pages: torch.Tensor  # [num_tokens] the page that each row's KV is written to
     row_offsets: torch.Tensor  # [num_tokens] the position in that page
     begun_pages: torch.Tensor  # pages whose first token is written in this step; zeroed before
+    window_row_pages: tuple[torch.Tensor, ...]
+    """As `row_pages`, for each layer group after the first."""
+    window_begun_pages: tuple[torch.Tensor, ...]
+    """As `begun_pages`, for each layer group after the first; none where kernels need none."""
     sampled_rows: torch.Tensor  # [num_sampled], padded with repeats to the smallest allowed number of rows
     num_sampled: int
     attention: AttentionBatch
     """What attention must know of the step."""
     adapter_runs: tuple[AdapterRun, ...]
+
+    @property
+    def row_pages_by_group(self) -> tuple[torch.Tensor, ...]:
+        return (self.row_pages, *self.window_row_pages)
+
+    @property
+    def begun_pages_by_group(self) -> tuple[torch.Tensor, ...]:
+        return (self.begun_pages, *self.window_begun_pages)
 
 
 class BatchBuilder:
@@ -89,8 +105,10 @@ class BatchBuilder:
         rules: BatchInvariance,
         *,
         usual_sizes: bool = False,
+        num_groups: int = 1,
     ) -> None:
         """`null_page` is a page of zeros that pads page tables. The page after it takes the KV of padding rows.
+        `num_groups` is the number of layer groups.
 
         With `usual_sizes`, steps are padded to one of few sizes: for weights in blocks (see usual_rows).
         """
@@ -99,6 +117,7 @@ class BatchBuilder:
         self.device = device
         self.rules = rules
         self._usual_sizes = usual_sizes
+        self._windowed_groups = range(1, num_groups)
 
     def build(self, plan: StepPlan) -> BatchTensors:
         return self.tensors(self.arrange(plan))
@@ -113,6 +132,8 @@ class BatchBuilder:
             row_pages=self._tensor(rows.row_pages),
             row_offsets=self._tensor(rows.row_offsets),
             begun_pages=self._tensor(rows.begun_pages),
+            window_row_pages=tuple(map(self._tensor, rows.window_row_pages)),
+            window_begun_pages=tuple(map(self._tensor, rows.window_begun_pages)),
             sampled_rows=self._tensor(rows.sampled_rows),
             num_sampled=rows.num_sampled,
             attention=AttentionBatch(rows.placed, positions),
@@ -129,15 +150,17 @@ class BatchBuilder:
         sampled = [row for one in placed for row in _sampled_rows(one)]
         repeated = sampled[-1:] * (self._padded_rows(len(sampled), with_adapters=adapted) - len(sampled))
         positions = [position for piece in slices for position in range(piece.start, piece.end)] + padding
+        scrap = [self._null_page + 1] * len(padding)
         return BatchRows(
             slices=slices,
             placed=placed,
             token_ids=[token for piece in slices for token in _row_tokens(piece)] + padding,
             positions=positions,
-            row_pages=[page for piece in slices for page in self._row_pages(piece)]
-            + [self._null_page + 1] * len(padding),
+            row_pages=self._row_pages(slices, 0) + scrap,
             row_offsets=[position % self._page_tokens for position in positions],
-            begun_pages=[page for piece in slices for page in self._begun_pages(piece)],
+            begun_pages=self._begun_pages(slices, 0),
+            window_row_pages=tuple(self._row_pages(slices, group) + scrap for group in self._windowed_groups),
+            window_begun_pages=tuple(self._begun_pages(slices, group) for group in self._windowed_groups),
             sampled_rows=sampled + repeated,
             num_sampled=len(sampled),
             adapter_runs=_adapter_runs(placed),
@@ -146,11 +169,13 @@ class BatchBuilder:
     def padded(self, rows: BatchRows, num_rows: int) -> BatchRows:
         """Returns a step with more unused rows: `num_rows` in all. Their KV goes to the page after the null page."""
         more = [0] * (num_rows - len(rows.token_ids))
+        scrap = [self._null_page + 1] * len(more)
         return replace(
             rows,
             token_ids=rows.token_ids + more,
             positions=rows.positions + more,
-            row_pages=rows.row_pages + [self._null_page + 1] * len(more),
+            row_pages=rows.row_pages + scrap,
+            window_row_pages=tuple(pages + scrap for pages in rows.window_row_pages),
             row_offsets=rows.row_offsets + more,
         )
 
@@ -161,13 +186,22 @@ class BatchBuilder:
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _row_pages(self, piece: RequestSlice) -> list[int]:
-        return [piece.pages[position // self._page_tokens] for position in range(piece.start, piece.end)]
+    def _row_pages(self, slices: Sequence[RequestSlice], group: int) -> list[int]:
+        """Returns the page of each row in a layer group."""
+        found: list[int] = []
+        for piece in slices:
+            first, pages = piece.table(group)
+            shift = first * self._page_tokens
+            found += [pages[row // self._page_tokens] for row in range(piece.start - shift, piece.end - shift)]
+        return found
 
-    def _begun_pages(self, piece: RequestSlice) -> list[int]:
-        first = -(-piece.start // self._page_tokens)
-        last = -(-piece.end // self._page_tokens)
-        return [piece.pages[index] for index in range(first, last)]
+    def _begun_pages(self, slices: Sequence[RequestSlice], group: int) -> list[int]:
+        """Returns the pages of a layer group whose first token is written in a step."""
+        found: list[int] = []
+        for piece in slices:
+            first, pages = piece.table(group)
+            found += pages[-(-piece.start // self._page_tokens) - first : -(-piece.end // self._page_tokens) - first]
+        return found
 
 
 def _row_order(piece: RequestSlice) -> tuple[list[tuple[str, float]], bool]:

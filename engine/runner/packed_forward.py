@@ -103,7 +103,14 @@ def row_words(rows: BatchRows, tokens: SampledTokens | None) -> dict[str, Words]
         for row, source in tokens.sources(rows.slices).items():
             sources[row] = source
     names = ("token_ids", "positions", "row_pages", "row_offsets", "begun_pages", "sampled_rows")
-    return {name: np.array(getattr(rows, name), np.int32) for name in names} | {"sources": sources}
+    words = {name: np.array(getattr(rows, name), np.int32) for name in names} | {"sources": sources}
+    windowed = zip(window_names(len(rows.window_row_pages)), rows.window_row_pages, strict=True)
+    return words | {name: np.array(pages, np.int32) for name, pages in windowed}
+
+
+def window_names(num_groups: int) -> list[str]:
+    """Returns the names of the arrays with the pages of the rows, for the layer groups after the first."""
+    return [f"row_pages {group}" for group in range(num_groups)]
 
 
 def batch_over(rows: BatchRows, on_device: dict[str, torch.Tensor]) -> BatchTensors:
@@ -115,6 +122,8 @@ def batch_over(rows: BatchRows, on_device: dict[str, torch.Tensor]) -> BatchTens
         row_pages=on_device["row_pages"],
         row_offsets=on_device["row_offsets"],
         begun_pages=on_device["begun_pages"],
+        window_row_pages=tuple(on_device[name] for name in window_names(len(rows.window_row_pages))),
+        window_begun_pages=(),
         sampled_rows=on_device["sampled_rows"],
         num_sampled=rows.num_sampled,
         attention=AttentionBatch(rows.placed, on_device["positions"]),

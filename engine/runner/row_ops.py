@@ -148,6 +148,7 @@ class TorchStepRows:
         self._cache = cache
         self._batch = batch
         self._begins_pages = len(batch.begun_pages) > 0
+        self._row_pages, self._begun_pages = batch.row_pages_by_group, batch.begun_pages_by_group
         self._angles = rotary.at(batch.positions)  # by table, cosines and sines [num_tokens, 1, rotated features]
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, qk_norm: torch.Tensor | None) -> torch.Tensor:
@@ -163,14 +164,15 @@ class TorchStepRows:
         query, key = queries_and_keys[:, : config.num_heads], queries_and_keys[:, config.num_heads :]
         self._cache.gates.wait(layer)
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
-        self._write(keys, key)
-        self._write(values, value)
+        group = self._cache.group_of(layer)
+        self._write(keys, key, group)
+        self._write(values, value, group)
         return query
 
-    def _write(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+    def _write(self, pages: torch.Tensor, rows: torch.Tensor, group: int) -> None:
         if self._begins_pages:
-            pages.index_fill_(0, self._batch.begun_pages, 0)
-        pages.index_put_((self._batch.row_pages, self._batch.row_offsets), self._cache.format.encode(rows))
+            pages.index_fill_(0, self._begun_pages[group], 0)
+        pages.index_put_((self._row_pages[group], self._batch.row_offsets), self._cache.format.encode(rows))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -34,7 +34,7 @@ class TritonRowOps:
     def plan(self, batch: BatchTensors) -> "TritonStepRows":
         if self._cache.device.type == "cuda":
             torch.cuda.set_device(self._cache.device)  # Triton launches on the thread's current device
-        rows = RowPlaces(batch.positions, batch.row_pages, batch.row_offsets)
+        rows = [RowPlaces(batch.positions, pages, batch.row_offsets) for pages in batch.row_pages_by_group]
         return TritonStepRows(self._config, self._angles, self._cache, rows)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -83,8 +83,10 @@ class TritonRowOps:
 class TritonStepRows:
     """Rotates the rows of one step and writes their KV, by one kernel."""
 
-    def __init__(self, config: ModelConfig, angles: list[RotaryAngles | None], cache: KvCache, rows: RowPlaces) -> None:
-        """`angles` are the tables of the layers."""
+    def __init__(
+        self, config: ModelConfig, angles: list[RotaryAngles | None], cache: KvCache, rows: list[RowPlaces]
+    ) -> None:
+        """`angles` are the tables of the layers, and `rows` the places in each layer group."""
         self._config = config
         self._angles = angles
         self._cache = cache
@@ -95,5 +97,6 @@ class TritonStepRows:
         query = torch.empty((len(qkv), config.num_heads, config.head_dim), dtype=qkv.dtype, device=qkv.device)
         norm = None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps, config.block.norm.value)
         self._cache.gates.wait(layer)
-        rotate_and_store_launch(qkv, query, self._cache.layer(layer), self._angles[layer], self._rows, norm).run()
+        rows = self._rows[self._cache.group_of(layer)]
+        rotate_and_store_launch(qkv, query, self._cache.layer(layer), self._angles[layer], rows, norm).run()
         return query

@@ -253,6 +253,7 @@ class DeadlineAdmission:
         shares = BatchShares(self._limits.max_running, running, self._waiting.domains())
         queue, in_order = self._waiting.lines(self._uncached)
         pool, rows = self._kv_cache.page_store.device, sum(one.num_uncomputed <= 1 for one in running)
+        frames_of_page = self._kv_cache.page_store.sizes.frames_of_page
         return QueueSnapshot(
             num_received=num_received,
             pace=self._times.pace(),
@@ -268,7 +269,7 @@ class DeadlineAdmission:
             max_running=self._limits.max_running,
             running=len(running),
             decoding=rows,
-            free_pages=pool.free_pages + pool.idle_pages - len(running),
+            free_pages=(pool.free_pages + pool.idle_pages) // frames_of_page - len(running),
             most_steps=tuple(sorted(map(_most_steps, running))),
             served=self._served.of(),
             weights={one.domain: one.request.weight for one in (*self._waiting, *running)},

@@ -155,17 +155,19 @@ class StepBuilder:
         """
         start, known_end = state.num_scheduled, state.num_scheduled + num_tokens
         is_last = known_end == state.num_tokens
+        num_pages = pages_for(known_end + len(drafted), self._page_tokens)
         return RequestSlice(
             request_id=state.request_id,
             token_ids=(*state.token_ids[start:known_end], *drafted),
             start=start,
-            pages=tuple(state.pages[: pages_for(known_end + len(drafted), self._page_tokens)]),
+            pages=tuple(state.pages[:num_pages]),
             adapters=state.request.adapters,
             samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
             scores=state.scores(known_end),
             pool=None if state.pool is None else state.pool.spec(known_end),
             awaits_token=start == len(state.token_ids),
             place=state.place,
+            windows=None if state.windows is None else state.windows.tables(num_pages),
         )
 
     def _sample_specs(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:

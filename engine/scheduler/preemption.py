@@ -11,8 +11,10 @@ then with the fewest pages to bring back; then the latest. A page that another r
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
 from graftwork.engine.scheduler.order.request_state import RequestState
@@ -70,23 +72,46 @@ class PageGrower:
         """
         if state.pending_loads:
             return False
-        missing = pages_for(state.num_scheduled + num_tokens, self._page_tokens) - len(state.pages)
-        if missing <= 0:
+        missing = self._lacking(state, state.num_scheduled + num_tokens)
+        if missing is None:
             return True
-        pages = self._kv_cache.allocate_pages(missing, state.domain)
+        pages = self._kv_cache.allocate_pages(missing.frames, state.domain)
         while pages is None and not self._kv_cache.page_store.device.in_flight_pages:
             victim = self.next_victim(planned)
             if victim is None or not self._preempt(victim):
                 break
             if victim is state:
                 return False
-            pages = self._kv_cache.allocate_pages(missing, state.domain)
+            pages = self._kv_cache.allocate_pages(missing.frames, state.domain)
         if pages is None:
             self.starved.add(state.request_id)
             return False
         self.starved.discard(state.request_id)
-        state.pages += pages
+        missing.give(state, pages)
         return True
+
+    def drop_unseen(self, state: RequestState) -> list[PageId]:
+        """Takes from a request the pages of windowed layer groups that no later query sees. The caller releases them."""
+        first = self._first_seen(state)
+        return [] if state.windows is None else state.windows.drop_before(first)
+
+    def has_unseen(self, state: RequestState) -> bool:
+        """Returns whether `drop_unseen` takes pages from a request."""
+        return state.windows is not None and self._first_seen(state) > state.windows.first
+
+    def _first_seen(self, state: RequestState) -> int:
+        """Returns the first page that the request's windowed layer groups keep."""
+        windows = self._kv_cache.page_store.sizes.windows
+        return 0 if windows is None else windows.first_page(state.num_computed)
+
+    def _lacking(self, state: RequestState, num_tokens: int) -> "_LackingPages | None":
+        """Returns the pages that a request lacks for its first `num_tokens` tokens; None if it lacks none."""
+        end = pages_for(num_tokens, self._page_tokens)
+        lacking = max(end - len(state.pages), 0)
+        windowed = 0 if state.windows is None else max(end - state.windows.end, 0)
+        if not lacking and not windowed:
+            return None
+        return _LackingPages(lacking, windowed, self._kv_cache.page_store.sizes.frames_of_page - 1)
 
     def fit_draft(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[int, ...]:
         """Allocates the pages that a request lacks for the draft tokens `drafted`. Preempts no request.
@@ -96,13 +121,14 @@ class PageGrower:
         known = len(state.token_ids)
         if not self._drafts_fill_pages:
             drafted = drafted[: self._page_tokens - 1 - known % self._page_tokens]
-        missing = pages_for(known + len(drafted), self._page_tokens) - len(state.pages)
-        if not drafted or missing <= 0:
+        missing = self._lacking(state, known + len(drafted))
+        if not drafted or missing is None:
             return drafted
-        pages = self._kv_cache.allocate_pages(missing, state.domain)
+        pages = self._kv_cache.allocate_pages(missing.frames, state.domain)
         if pages is None:
-            return drafted[: len(state.pages) * self._page_tokens - known]
-        state.pages += pages
+            num_pages = len(state.pages) if state.windows is None else min(len(state.pages), state.windows.end)
+            return drafted[: num_pages * self._page_tokens - known]
+        missing.give(state, pages)
         return drafted
 
     def next_victim(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
@@ -127,5 +153,29 @@ class PageGrower:
     def _pages_of(self, state: RequestState) -> tuple[int, int]:
         """Returns how many pages only this request uses, and how many of its pages the prefix tree lacks."""
         pool = self._kv_cache.page_store.device
-        own = sum(pool.holders(page) == 1 + pool.is_cached(page) for page in state.pages)
-        return own, sum(not pool.is_cached(page) for page in state.pages)
+        frames = state.frames
+        own = sum(pool.holders(page) == 1 + pool.is_cached(page) for page in frames)
+        return own, sum(not pool.is_cached(page) for page in frames)
+
+
+@dataclass(frozen=True, slots=True)
+class _LackingPages:
+    """The pages that a request lacks."""
+
+    pages: int
+    """Pages of the first layer group."""
+    windowed: int
+    """Pages of tokens that lack those of the windowed layer groups."""
+    num_groups: int
+    """The number of windowed layer groups."""
+
+    @property
+    def frames(self) -> int:
+        """The number of pages over all groups."""
+        return self.pages + self.windowed * self.num_groups
+
+    def give(self, state: RequestState, frames: list[PageId]) -> None:
+        """Gives a request the pages that it lacks."""
+        state.pages += frames[: self.pages]
+        if state.windows is not None:
+            state.windows.extend(frames[self.pages :], self.num_groups)

@@ -32,8 +32,9 @@ from graftwork.engine.scheduler.candidates import Candidates
 from graftwork.engine.scheduler.first_token import DeadlineAdmission, Received
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
 from graftwork.engine.scheduler.order.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.order.pending_loads import PendingLoads
 from graftwork.engine.scheduler.order.prompt_turns import RunningPrompts
-from graftwork.engine.scheduler.order.request_state import PendingLoads, RequestState
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.order.waiting_order import RequestTables, ServiceUse, WaitingOrder
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
@@ -110,9 +111,8 @@ class Scheduler:
     def submit(self, request: EngineRequest, received: Received | None = None) -> list[RequestOutput]:
         """Queues a request, of which `received` says what the thread has found that received it.
 
-        If it cannot be served or may not wait, raises a GraftworkError and changes nothing. Returns the errors of the
-        waiting requests of other domains (usually, one domain is one tenant) that made room for it, or its own outputs
-        if an earlier run has ended its answer: then it is not queued.
+        If it cannot be served or may not wait, raises a GraftworkError and changes nothing. Returns the errors of waiting
+        requests of other domains that made room for it, or its own outputs if an earlier run has ended its answer.
         """
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
@@ -138,7 +138,7 @@ class Scheduler:
         if state is None:
             return
         if request_id in self._running:
-            self._steps.release(state.pages)
+            self._steps.release(state.frames)
             self._remove_running(state)
         else:
             self._waiting.remove(state)
@@ -244,7 +244,7 @@ class Scheduler:
         """Updates the page numbers of running requests after pages were moved. `moves` maps old to new numbers."""
         assert not self._steps, "pages move while a step in flight uses them"
         for state in self._running.values():
-            state.pages = [moves.get(page, page) for page in state.pages]
+            state.rename_pages(moves)
 
     def overlap_load(self, plan: TransferPlan) -> list[RequestOutput]:
         """Starts the requests that waited for the load `plan`, because its pages can now be read layer by layer."""
@@ -280,7 +280,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         """Offloads the computed pages of a running request to the host, and queues the request again."""
-        self._kv_cache.offload(state.path(state.num_computed), state.pages, state.request.session)
+        self._kv_cache.offload(state.computed_path, state.pages, state.request.session, state.windows)
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
@@ -292,8 +292,7 @@ class Scheduler:
     def land(self, plan: StepPlan) -> StepPlan:
         """Records that the oldest step in flight has ended or failed. Releases what was kept for it.
 
-        Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
-        step was planned needs no result.
+        Returns the part of the plan that is still of use: of requests that have run since the step was planned.
         """
         seconds = self._planner.step_ended()
         self.counters.step_seconds += seconds
@@ -310,7 +309,8 @@ class Scheduler:
         for piece in plan.slices:
             state = self._running[piece.request_id]
             state.num_computed = piece.known_end
-            if piece.start < state.num_submitted <= piece.known_end:
+            ends_prompt = piece.start < state.num_submitted <= piece.known_end
+            if ends_prompt or (piece.known_end < state.num_submitted and self._page_grower.has_unseen(state)):
                 self._cache_pages(state)
             if piece.reads_prompt:
                 outputs += state.read_prompt(piece, result)
@@ -318,6 +318,8 @@ class Scheduler:
                 outputs.extend(self._append(state, piece, result))
             elif not state.generates and state.num_computed == len(state.token_ids):
                 outputs.append(self._finish(state, FinishReason.LENGTH))
+            if self._page_grower.has_unseen(state):
+                self._steps.release(self._page_grower.drop_unseen(state))
         self._meter.charge_pages(self._running.values())
         self.counters.count_step(plan.num_adapters)
         return outputs
@@ -353,18 +355,18 @@ class Scheduler:
 
     def _cache_pages(self, state: RequestState) -> None:
         """Inserts a request's computed pages into the prefix cache. The request then uses the shared copies."""
-        nodes = self._kv_cache.insert(state.path(state.num_computed), state.pages, state.request.session)
+        nodes = self._kv_cache.insert(state.computed_path, state.pages, state.request.session, state.windows)
         self._kv_cache.prompt_leases.lease(state.request, nodes)
-        state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages)
+        state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages, state.windows)
         self._steps.release(replaced)
 
     def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:
         self._cache_pages(state)
         if state.request.session is not None:
-            self._kv_cache.set_history(state.path(state.num_computed), state.request.session)
+            self._kv_cache.set_history(state.computed_path, state.request.session)
         report = self.speculator.finish(state)
         del self._by_id[state.request_id]
-        self._steps.release(state.pages)
+        self._steps.release(state.frames)
         self._remove_running(state)
         self._kv_cache.enforce_limits(state.domain)
         self.deadlines.record_finished()
@@ -377,7 +379,7 @@ class Scheduler:
         del self._running[state.request_id]
         self.free_places.append(state.place)
         self._page_grower.starved.discard(state.request_id)
-        state.pages = []
+        state.pages, state.windows = [], None
         state.slices_in_flight.clear()
         state.overlapped_loads.clear()
         self._grammars.close(state.request_id)
@@ -389,7 +391,7 @@ class Scheduler:
         self._kv_cache.check_integrity()
         self._steps.check_integrity(self._running.values())
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
-        held = sum(len(state.pages) for state in self._running.values()) + len(self._steps.kept_pages)
+        held = sum(len(state.frames) for state in self._running.values()) + len(self._steps.kept_pages)
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         self.requests.check_integrity()

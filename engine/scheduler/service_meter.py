@@ -76,7 +76,7 @@ class ServiceMeter:
         del self._charged_until[state.request_id]
 
     def _charge_pages(self, state: RequestState, now: float) -> None:
-        page_seconds = len(state.pages) * (now - self._charged_until[state.request_id])
+        page_seconds = len(state.frames) * (now - self._charged_until[state.request_id])
         self._charged_until[state.request_id] = now
         if page_seconds:
             state.kv_byte_seconds += page_seconds * self._page_bytes
@@ -118,4 +118,4 @@ class FlexHoldback:
         if state.request.tier is not ServiceTier.FLEX or not self.is_active:
             return False
         flex = self._running.values()
-        return bool(flex) and (len(flex) >= self._places or sum(len(one.pages) for one in flex) >= self._pages)
+        return bool(flex) and (len(flex) >= self._places or sum(len(one.frames) for one in flex) >= self._pages)

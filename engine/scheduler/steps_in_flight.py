@@ -110,8 +110,10 @@ class StepsInFlight:
         each other.
         """
         in_flight = [piece for step in self._steps for piece in step.plan.slices]
-        held = {page for state in running for page in state.pages}.union(self.kept_pages)
-        assert all(held.issuperset(piece.pages) for piece in in_flight), "a step in flight uses a page that is not held"
+        held = {page for state in running for page in state.frames}.union(self.kept_pages)
+        assert all(held.issuperset(piece.frames) for piece in in_flight), (
+            "a step in flight uses a page that is not held"
+        )
         for state in running:
             own = [piece for piece in in_flight if any(piece is one for one in state.slices_in_flight)]
             assert own == state.slices_in_flight, "a request waits for a step that is not in flight"

@@ -17,7 +17,9 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
 from graftwork.engine.kv.index.eviction_queue import Ranking
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_windows import PageWindows, window_key
+from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
@@ -252,12 +254,13 @@ class TaggedKvCache:
         clock: ManualClock | None = None,
         copies: type[ManualCopyEngine] = ManualCopyEngine,
         adapter_copies: AdapterCopies | None = None,
+        windows: PageWindows | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
         self.device_memory = DeviceMemory(device, 64, torch.device("cpu"))
         self.copies = copies(self.disk, DeviceTags(self.device_memory))
-        sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share)
+        sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share, windows)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.kv_cache = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = RecordingLoraBackend()
@@ -290,6 +293,20 @@ class TaggedKvCache:
                 on_device[page] = tag
         for page in allocation.pages[len(self.tags(path)) :]:
             on_device[page] = None
+        if allocation.windows is not None:
+            self.compute_windows(self.tags(path), len(allocation.tiers), allocation.windows)
+
+    def compute_windows(self, tags: Sequence[Tag], num_cached: int, windows: WindowPages) -> None:
+        """Does what `compute` does, for the pages of windowed layer groups."""
+        pool, on_device = self.kv_cache.page_store.device, self.copies.tags[Tier.DEVICE]
+        for index, frames in enumerate(windows.frames, start=windows.first):
+            for group, frame in enumerate(frames):
+                if index < num_cached:
+                    assert on_device[frame] == window_key(tags[index], group), "a windowed page holds other KV"
+                    continue
+                assert pool.holders(frame) == 1, "a windowed page that is shared is written"
+                assert not pool.is_in_flight(frame), "a windowed page is written while it is copied"
+                on_device[frame] = window_key(tags[index], group) if index < len(tags) else None
 
     def run(self, scope: str, tokens: Sequence[int], session: str | None = None) -> PageAllocation | None:
         """Runs a whole request with an empty answer: allocate, load, compute, insert, release."""

@@ -1,6 +1,6 @@
 """Computes the bytes of a model, of its KV and of its adapters from config.json alone.
 
-Owns no formula of the KV cache: `ModelConfig.kv_page_bytes` is the engine's own. Never reads weights, never imports
+Owns no formula of the KV cache: `request_bytes` is the engine's own. Never reads weights, never imports
 torch.
 """
 
@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from graftwork.engine.kv.transfer.layer_groups import request_bytes
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.experts import RouterScore
 from graftwork.engine.quantization.scheme import Quantization
@@ -124,9 +125,10 @@ class ModelSizes:
         return found + experts.router.num_chosen * (math.prod(shapes.gate_up) + math.prod(shapes.down))
 
     def kv_bytes(self, tokens: int) -> int:
-        """Returns the bytes of whole KV pages for one request's tokens, with the recurrent states in them."""
-        page_tokens = self.model.page_tokens
-        return -(-tokens // page_tokens) * self.model.kv_page_bytes(page_tokens, self.item_bytes)
+        """Returns the bytes of whole KV pages for one request's tokens, with the recurrent states in them, and of layers
+        with a window only what they keep.
+        """
+        return request_bytes(self.model, tokens, self.item_bytes)
 
     def adapter_bytes(self, rank: int) -> int:
         """Returns the bytes of an adapter of all linear layers but those of experts."""

@@ -1,18 +1,8 @@
 """Ranks the idle pages of a tier, and finds the page that the tier evicts next.
 
 A page is idle if no request and no transfer uses it. EvictionQueue orders the idle pages of one tier, and counts the
-pages of each domain (usually one tenant). EvictionPolicy computes the rank of each page. The page with the lowest rank
-is evicted first. On the device the classes of pages are evicted in this order:
-
-    REDUNDANT    a request without a session used the page, no session's history contains it, a lower tier has a copy,
-                 and no lease protects the page
-    SUPERSEDED   only sessions used the page, and no session's history contains it any more
-    LAPSED       a session's history contains the page, a lower tier has a copy, and no lease protects the page
-    VALUED       all other pages, ordered by expected loss: probability of reuse × seconds to bring the page back
-
-On the host, the lower tier is the disk, and a lease does not change a page's class. A lease protects the pages of a
-session or a prompt for a limited time: it raises their rank. Leased pages can still be evicted, so a lease never makes
-an allocation fail.
+pages of each domain (usually one tenant). EvictionPolicy (eviction_policy.py) computes the rank of each page. The page
+with the lowest rank is evicted first.
 
 Each domain has a reserve: this many of its pages cannot be evicted to make room for other domains. For this, a fixed
 share of the tier's pages is divided equally among the domains. A page is never evicted while a page that follows it in
@@ -24,17 +14,12 @@ another domain.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import count
 from typing import Protocol
 
-from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.page_pool import PagePool
 from graftwork.engine.kv.index.radix_tree import PUBLIC, Domain, Node
-from graftwork.platform.clock import Clock
 
 EvictionRank = tuple[int, float, int]
 """A page's class, its value within the class, and its time of last use. The lowest rank is evicted first."""
@@ -332,68 +317,3 @@ def evict_one(candidates: Sequence[Evictable]) -> bool:
         return False
     candidates[min(ranked)[1]].evict_next()
     return True
-
-
-_REUSE_WITHOUT_LEASE = 0.1
-"""The assumed probability that a page without a lease is used again. It is needed only to compare such pages with
-leased ones.
-"""
-
-
-class EvictionClass(IntEnum):
-    """The class of a page for eviction. All pages of a lower class are evicted before pages of a higher class.
-
-    The module docstring defines the classes.
-    """
-
-    REDUNDANT = 0
-    SUPERSEDED = 1
-    LAPSED = 2
-    VALUED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionPolicy:
-    """Computes the eviction rank of a page from its copies on lower tiers, its lease, and its use by sessions."""
-
-    clock: Clock
-    costs: CostTracker
-    page_tokens: int
-    is_in_history: Callable[[PageKey], bool]
-    """Returns whether the history of at least one session contains the page with this key."""
-    is_on_disk: Callable[[PageKey], bool]
-    is_in_use: Callable[[Node], bool]
-    """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""
-
-    def rank(self, node: Node, tier: Tier) -> EvictionRank:
-        """Returns the eviction rank of a node's page on `tier`. The page with the lowest rank is evicted first."""
-        eviction_class = self.eviction_class(node, tier)
-        value = self._value(node, tier) if eviction_class is EvictionClass.VALUED else 0.0
-        return eviction_class, value, node.last_used
-
-    def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
-        """Returns the eviction class of a node's page on `tier`. The module docstring defines the classes."""
-        if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
-            return EvictionClass.SUPERSEDED
-        if not self.has_copy_below(node, tier) or (tier is Tier.DEVICE and self._is_leased(node)):
-            return EvictionClass.VALUED
-        is_only_shared = node.outlives_sessions and not self.is_in_history(node.key)
-        return EvictionClass.REDUNDANT if is_only_shared else EvictionClass.LAPSED
-
-    def has_copy_below(self, node: Node, tier: Tier) -> bool:
-        """Returns whether a tier below `tier` has a copy of the node's page, so that eviction from `tier` loses
-        nothing.
-        """
-        return (tier is Tier.DEVICE and node.host is not None) or self.is_on_disk(node.key)
-
-    def _value(self, node: Node, tier: Tier) -> float:
-        lease = node.lease
-        probability = lease.return_probability if lease is not None and self._is_leased(node) else _REUSE_WITHOUT_LEASE
-        cost = self.costs.cost
-        if self.has_copy_below(node, tier):
-            on_host = tier is Tier.DEVICE and node.host is not None
-            return probability * cost.of_tier(Tier.HOST if on_host else Tier.DISK).page_s
-        return probability * cost.prefill.seconds(self.page_tokens, node.depth * self.page_tokens)
-
-    def _is_leased(self, node: Node) -> bool:
-        return node.lease is not None and node.lease.until > self.clock.monotonic()

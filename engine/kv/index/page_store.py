@@ -8,10 +8,8 @@ every change that lowers the rank of a page puts the page into the queue again (
 pages are put into the queue again before the next eviction.
 """
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from graftwork.engine.core.events import MissReason
@@ -29,8 +27,10 @@ from graftwork.engine.kv.index.eviction_queue import (
     Ranking,
     evict_one,
 )
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.index.page_pool import PagePool
 from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node, RadixTree
+from graftwork.engine.kv.index.window_pages import PrefixWindows
 from graftwork.platform.clock import Clock
 
 
@@ -87,66 +87,6 @@ class NoDisk:
         return 0
 
 
-_DEVICE_SIZES = range(1 << 40)
-"""Possible sizes of a device, in pages."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvSizes:
-    """The sizes of the device and host memory, and how much device memory KV pages and adapters always get.
-
-    KV pages and adapters share the device memory. It is divided into frames; a frame is the memory of one page. KV
-    pages always get at least `context_pages` and `device_reserve_pages`. Adapters always get at least
-    `lora_floor_pages`. Both may use the rest.
-    """
-
-    page_tokens: int
-    page_bytes: int
-    device_pages: int
-    """The number of frames (memory of one page each) on the device."""
-    host_pages: int
-    context_pages: int
-    """The number of pages of one request with the largest context length."""
-    reserve_share: float = 0.5
-    """The share of each tier's pages, in [0, 1], that is divided equally among the domains (tenants) that have pages
-    there.
-
-    A domain's part is its reserve: this many of its pages cannot be evicted to make room for other domains.
-    """
-    lora_floor_share: float = 0.0
-    """The share of the device's frames that adapters can always get, in [0, 1]."""
-
-    @property
-    def lora_floor_pages(self) -> int:
-        return min(int(self.lora_floor_share * self.device_pages), max(self.device_pages - self.context_pages, 0))
-
-    @property
-    def device_reserve_pages(self) -> int:
-        """The sum of the reserves of all domains (usually, one domain is one tenant), in device pages.
-
-        A domain's reserve is the number of its pages that cannot be evicted to make room for other domains.
-        """
-        most = self.device_pages - self.context_pages - self.lora_floor_pages
-        return max(min(int(self.reserve_share * self.device_pages), most), 0)
-
-    @property
-    def max_lora_pages(self) -> int:
-        """The largest amount of device memory that adapters may use, in pages.
-
-        KV pages keep the rest: one context of full length, and the pages reserved for domains (tenants). The result is
-        never below `lora_floor_pages`.
-        """
-        return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
-
-    def device_pages_for(self, lora_pages: int) -> int:
-        """Returns the size, in pages, of the smallest device on which adapters may use the memory of `lora_pages`
-        pages.
-        """
-        return bisect_left(
-            _DEVICE_SIZES, lora_pages, key=lambda pages: replace(self, device_pages=pages).max_lora_pages
-        )
-
-
 _MAX_REMEMBERED_REASONS = 1 << 16
 
 
@@ -159,6 +99,7 @@ class PageStore:
         self.device = PagePool(sizes.device_pages)
         self.host = PagePool(sizes.host_pages)
         self.tree = RadixTree(self.device, self.host, sizes.page_tokens)
+        self.windows = PrefixWindows(self.tree, disk, sizes.windows)
         self.tree.on_copy_changed = self._copy_changed
         self._queues = {
             Tier.DEVICE: EvictionQueue(Tier.DEVICE, self.device, ranking, sizes.device_reserve_pages),
@@ -249,12 +190,19 @@ class PageStore:
     def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
         """Evicts a node's idle page from `tier`. No child of the node may have a page on `tier`.
 
-        If this was the last copy of the page on any tier, remembers `reason`, to explain a later cache miss.
+        If this was the last copy of the page on any tier, remembers `reason`, to explain a later cache miss. If it was a
+        page of a windowed layer group, those of the others are of no use any more and are evicted soon.
         """
         other = node.host if tier is Tier.DEVICE else node.device
-        if other is None and not self.disk.holds(node.key):
-            self._remember_reason(node, reason)
+        is_lost = other is None and not self.disk.holds(node.key)
+        if is_lost:
+            self._remember_reason(node.owner, reason)
         self.tree.remove_copy(node, tier)
+        if is_lost and node.window_group is not None:
+            siblings = self.tree.windows_of(node.owner)
+            for sibling in siblings:
+                sibling.is_tail = False
+            self.requeue_nodes(siblings)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
         """Removes the pages with these `keys`, and all pages that follow them in the prefix tree, from every tier.
@@ -264,10 +212,12 @@ class PageStore:
         for key in keys:
             node = self.tree.find(key)
             if node is None:
-                self.disk.forget(key)
+                for gone in (key, *self.windows.keys(key)):
+                    self.disk.forget(gone)
             elif not node.outlives_sessions:
-                for gone in self.tree.remove_subtree(node):
-                    self.disk.forget(gone.key)
+                for removed in self.tree.remove_subtree(node):
+                    for gone in (removed.key, *self.windows.keys(removed.owner.key)):
+                        self.disk.forget(gone)
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
         """Sets the most bytes that the KV pages of a domain (usually one tenant) may take on each tier. Evicts nothing."""
@@ -310,14 +260,24 @@ class PageStore:
         for key in keys:
             node = self.tree.find(key)
             if node is not None:
-                self._requeue_node(node)
+                self.requeue_nodes(self.windows.of([node]))
+
+    def requeue_nodes(self, nodes: Iterable[Node]) -> None:
+        """Puts the pages of nodes into the eviction queues again, because their rank has fallen."""
+        for node in nodes:
+            self._requeue_node(node)
 
     def requeue_path(self, last: Node) -> None:
         """Puts a path of the prefix tree into the eviction queues again, because the rank of its pages has fallen.
 
         `last` is the last node of the path. On each tier, only the last page of the path is queued, because the pages
-        before it cannot be evicted earlier.
+        before it cannot be evicted earlier. Windowed pages can.
         """
+        if self.sizes.windows is not None:
+            above: Node | None = last
+            while above is not None:
+                self.requeue_nodes(self.tree.windows_of(above))
+                above = above.parent
         for tier, queue in self._queues.items():
             node: Node | None = last
             while node is not None and node.page(tier) is None:
@@ -365,7 +325,9 @@ class PageStore:
         queue = self._queues[tier]
         queue.count_copy(node, change)
         if change > 0:
-            self._eviction_reasons.pop(node.key, None)
+            self._eviction_reasons.pop(node.owner.key, None)
+        elif node.window_group is not None:
+            self._requeue_node(node.owner)  # it may lead nowhere now
         elif node.parent is not None:
             queue.add(node.parent)
         self._requeue_node(node)  # the rank of the node's copy on the other tier has changed

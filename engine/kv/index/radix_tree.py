@@ -1,6 +1,7 @@
 """Maps token prefixes to the pages that hold their KV, on the device and on the host.
 
-Owns the nodes. A node stands for one page of tokens after a certain prefix. An edge is one whole page in one cache
+Owns the nodes. A node stands for one page of tokens after a certain prefix, or for the page of a windowed layer group
+beside it (see window_pages.py). An edge is one whole page in one cache
 scope (requests with the same scope may share KV), so nodes are never split. A node has a copy of its page on the
 device, on the host or on both. The tree keeps each copy allocated. The tree never decides which page is evicted, and
 never contains a page that is only partly filled.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from graftwork.engine.core.prefix_keys import CacheScope, Edge, PageKey, PageTokens, PrefixScope, edges, page_key
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
+from graftwork.engine.kv.index.page_windows import window_key
 
 Domain = bytes
 """The digest of the isolation domain (usually one tenant) that a page is charged to. It is compared, never interpreted.
@@ -52,6 +54,15 @@ class Node:
     outlives_sessions: bool = False
     """Whether a request without a session has used the page. Then closing a session does not remove the page."""
     lease: "Lease | None" = None
+    window_group: int | None = None
+    """The windowed layer group whose page this is (see window_pages.py); None for a page of the first layer group."""
+    is_tail: bool = False
+    """Whether a windowed page belongs to the end of a cached prompt, or to a place where prompts branch."""
+
+    @property
+    def owner(self) -> "Node":
+        """The node of the page of tokens that this page belongs to: the parent of a windowed page, else the node itself."""
+        return self if self.window_group is None or self.parent is None else self.parent
 
     def page(self, tier: Tier) -> PageId | None:
         return self.device if tier is Tier.DEVICE else self.host
@@ -103,7 +114,9 @@ class RadixTree:
         return self._by_key.get(key)
 
     def walk(self, scope: PrefixScope, token_ids: Sequence[int]) -> list[Node]:
-        """Returns the nodes of the longest cached prefix of `token_ids`, first page first. Changes nothing."""
+        """Returns the nodes of the longest cached prefix of `token_ids`, first page first, without windowed pages. Changes
+        nothing.
+        """
         nodes: list[Node] = []
         children = self._roots
         for edge in edges(scope, token_ids, self.page_tokens):
@@ -152,8 +165,7 @@ class RadixTree:
             node = self._children(parent).get(edge)
             if node is None:
                 node = self.add_node(scope, parent, edge, domain)
-            if node.device is None:
-                self.add_copy(node, Tier.DEVICE, page)
+            self.add_copy_if_absent(node, page)
             nodes.append(node)
             parent = node
         self.touch(nodes)
@@ -171,6 +183,27 @@ class RadixTree:
         self._children(parent)[edge] = node
         self._by_key[key] = node
         return node
+
+    def window_of(self, node: Node, group: int) -> Node | None:
+        """Returns the node of a windowed layer group beside a page of tokens; None if the tree has no such page."""
+        return node.children.get((node.scope, _window_tokens(group)))
+
+    def windows_of(self, node: Node) -> list[Node]:
+        """Returns the nodes of all windowed layer groups beside a page of tokens."""
+        return [child for child in node.children.values() if child.window_group is not None]
+
+    def add_window(self, node: Node, group: int) -> Node:
+        """Adds the node of a windowed layer group beside a page of tokens. It has no page on any tier yet."""
+        key, tokens = window_key(node.key, group), _window_tokens(group)
+        window = Node(node, node.scope, tokens, key, node.depth, node.domain, self._ticks, window_group=group)
+        node.children[node.scope, tokens] = window
+        self._by_key[key] = window
+        return window
+
+    def add_copy_if_absent(self, node: Node, page: PageId) -> None:
+        """Makes `page` the page of `node` on the device, unless it has one there already."""
+        if node.device is None:
+            self.add_copy(node, Tier.DEVICE, page)
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
         """Makes `page` the page of `node` on `tier`. From now on, the tree keeps this page allocated.
@@ -213,9 +246,9 @@ class RadixTree:
         self._pools[tier].leave_tree(page)
         del self._nodes[tier][page]
         self._set_copy(node, tier, None)
-        self.on_copy_changed(node, tier, -1)
         if node.device is None and node.host is None:
             self._detach(node)
+        self.on_copy_changed(node, tier, -1)
 
     def remove_subtree(self, node: Node) -> list[Node]:
         """Removes a node and all its descendants from the tree. A page stays allocated while a request still holds it.
@@ -239,7 +272,7 @@ class RadixTree:
         waiting = list(self._roots.values())
         while waiting:
             node = waiting.pop()
-            assert len(node.tokens) == self.page_tokens
+            self._check_place(node)
             assert node.in_tree
             assert self._by_key[node.key] is node
             assert node.device is not None or node.host is not None, "a node without a copy is in the tree"
@@ -257,6 +290,17 @@ class RadixTree:
             waiting.extend(node.children.values())
         for tier, pages in seen.items():
             assert len(pages) == len(self._nodes[tier]), f"{len(pages)} nodes on the {tier} can be reached"
+
+    def _check_place(self, node: Node) -> None:
+        """Checks that a node stands for a page of tokens, or for a windowed page beside one."""
+        if node.window_group is None:
+            assert len(node.tokens) == self.page_tokens
+            return
+        assert node.owner is not node, "a windowed page stands beside no page of tokens"
+        assert node.owner.window_group is None, "a windowed page stands beside another one"
+        assert not node.children, "a page follows a windowed page"
+        assert node.key == window_key(node.owner.key, node.window_group)
+        assert (node.depth, node.domain) == (node.owner.depth, node.owner.domain)
 
     def _children(self, parent: Node | None) -> dict[Edge, Node]:
         return self._roots if parent is None else parent.children
@@ -277,6 +321,11 @@ class RadixTree:
         del self._children(node.parent)[(node.scope, node.tokens)]
         del self._by_key[node.key]
         node.in_tree = False
+
+
+def _window_tokens(group: int) -> PageTokens:
+    """Returns what stands in an edge to a windowed page in place of tokens. No token id is negative."""
+    return (-1 - group,)
 
 
 def _leaves_first(node: Node) -> Iterator[Node]:

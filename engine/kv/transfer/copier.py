@@ -265,8 +265,10 @@ class _CopyThread:
 
 
 def _is_next(node: Node, following: Node) -> bool:
-    """Returns whether two pages may be in the same file: one follows the other, and both have the same domain."""
-    return following.parent is node and following.domain == node.domain
+    """Returns whether two pages may be in the same file: both have the same domain, and one follows the other or is that
+    of a windowed layer group.
+    """
+    return (following.parent is node or following.window_group is not None) and following.domain == node.domain
 
 
 def _keys_above(node: Node) -> list[PageKey]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from graftwork.engine.kv.transfer.kv_format import KvFormat, PlainKv
+from graftwork.engine.kv.transfer.layer_groups import LayerGroups, one_group
 from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.model.config import ModelConfig
 
@@ -117,24 +118,28 @@ class KvCache:
         page_tokens: int,
         dtype: torch.dtype,
         form: KvFormat | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
         """A frame of `device_memory` must have at least `bytes_per_page` bytes.
 
-        `dtype` is the model's. Without a `form`, keys and values are stored in it.
+        `dtype` is the model's. Without a `form`, keys and values are stored in it. Without `groups`, all layers are one.
         """
         self.format = form or PlainKv(dtype)
         """How one head of one token is stored."""
         width = self.format.width(config.head_dim)
         layer_bytes = 2 * page_tokens * config.num_kv_heads * _head_bytes(config, self.format)
-        num_parts, first = config.page_layers(layer_bytes), config.state_parts(layer_bytes)
+        self.groups = groups or one_group(config)
+        first = config.state_parts(layer_bytes)
+        num_parts = first + self.groups.layers_of_page
         self.page_shape = (2, num_parts, page_tokens, config.num_kv_heads, width)
-        """The shape of one page as it is stored: keys and values of all layers that have some. If the model has recurrent
+        """The shape of one page as it is stored: keys and values of the layers of one group. If the model has recurrent
         layers, the first parts of both hold the state after the page's last computed token (see state_pages.py).
         """
         elements = torch.Size(self.page_shape).numel()
         frames = device_memory.frames.view(self.format.storage_dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
-        places = {layer: place for place, layer in enumerate(config.kv_layers, start=first)}
+        places = {layer: first + place for layer, _, place in self.groups.places()}
+        self._groups = {layer: group for layer, group, _ in self.groups.places()}
         self._layers = {layer: (self._pages[:, 0, place], self._pages[:, 1, place]) for layer, place in places.items()}
         recurrent = () if config.recurrence is None else config.recurrence.layers
         self.gates = LayerGates(places | dict.fromkeys(recurrent, first - 1))
@@ -171,6 +176,10 @@ class KvCache:
             target = self._pages[page, part, layers.start : layers.stop]
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
+    def group_of(self, layer: int) -> int:
+        """Returns the number of the layer group whose pages hold the KV of a layer."""
+        return self._groups[layer]
+
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and the values of one layer, as `format` stores them.
 
@@ -179,14 +188,21 @@ class KvCache:
         return self._layers[layer]
 
 
-def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype, form: KvFormat | None = None) -> int:
-    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers, and the recurrent
-    state after them.
+def bytes_per_page(
+    config: ModelConfig,
+    page_tokens: int,
+    dtype: torch.dtype,
+    form: KvFormat | None = None,
+    groups: LayerGroups | None = None,
+) -> int:
+    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in the layers of a group, and
+    the recurrent state after them.
 
-    `dtype` and `form` are those of KvCache.
+    `dtype`, `form` and `groups` are those of KvCache.
     """
     layer_bytes = 2 * page_tokens * config.num_kv_heads * _head_bytes(config, form or PlainKv(dtype))
-    return config.page_layers(layer_bytes) * layer_bytes
+    num_layers = (groups or one_group(config)).layers_of_page
+    return (config.state_parts(layer_bytes) + num_layers) * layer_bytes
 
 
 def _head_bytes(config: ModelConfig, form: KvFormat) -> int:

@@ -14,6 +14,7 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.page_store import PageStore
 from graftwork.engine.kv.index.radix_tree import Domain, Node
+from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
 
 
@@ -28,6 +29,10 @@ class PrefixMatch:
 
     def __len__(self) -> int:
         return len(self.nodes) + len(self.disk_keys)
+
+    def first(self, num_pages: int) -> "PrefixMatch":
+        """Returns the first `num_pages` pages of the prefix."""
+        return PrefixMatch(self.nodes[:num_pages], self.disk_keys[: max(num_pages - len(self.nodes), 0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,31 @@ class PageAllocation:
     tiers: tuple[Tier, ...]
     """The tiers on which the KV of the first pages was found. The pages contain this KV once all `loads` have ended."""
     loads: frozenset[TransferPlan]
+    windows: WindowPages | None = None
+    """The pages of the windowed layer groups; None if the model has one group. They may end before `pages`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A cached page that is to be loaded to the device."""
+
+    tier: Tier
+    node: Node | None
+    """None if the tree has no node of the page yet, because it is only on disk."""
+    index: int = 0
+    """The page of tokens that it belongs to, for a page of a windowed layer group."""
+    group: int | None = None
+    """The windowed layer group; None for a page of the first group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The cached pages of windowed layer groups with which a prefix is continued."""
+
+    pages: range
+    held: dict[tuple[int, int], PageId]
+    """Those that are on the device, by page of tokens and group."""
+    loads: list[_Load]
 
 
 class PageLoader:
@@ -69,23 +99,29 @@ class PageLoader:
         Cached pages are loaded to the device if this is faster than computing them again. All pages stay allocated
         until the caller releases them. Returns None and allocates nothing if there is no room.
         """
-        page_store = self._page_store
-        on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
-        loads = self._pages_to_load(match, len(on_device), num_tokens)
+        page_store, sizes = self._page_store, self._page_store.sizes
+        on_device, loads = self._worth_loading(match, num_tokens)
+        num_cached = len(on_device) + len(loads)
+        tail = self._tail(match, num_cached)
         held = [node.device for node in on_device if node.device is not None]
-        page_store.device.hold(held)
-        missing = pages_for(num_tokens, page_store.sizes.page_tokens) - len(on_device)
+        kept = [*held, *tail.held.values()]
+        page_store.device.hold(kept)
+        num_pages = pages_for(num_tokens, sizes.page_tokens) - len(on_device)
+        missing = num_pages + len(tail.loads) + self._new_window_frames(num_cached, num_tokens)
         has_room = page_store.could_allocate(Tier.DEVICE, missing)
-        if not has_room or self._make_room(loads, missing, path.domain) < missing:
-            page_store.release(Tier.DEVICE, held)
+        if not has_room or self._make_room([*loads, *tail.loads], missing, path.domain) < missing:
+            page_store.release(Tier.DEVICE, kept)
             return None
-        pages = page_store.device.allocate(missing)
-        tiers = [self._tier_of(node) for node in on_device] + [tier for tier, _ in loads]
-        self._load(path, on_device, loads, pages)
-        nodes = page_store.tree.walk(path.scope, path.token_ids)[: len(tiers)]
-        page_store.tree.touch(nodes)
-        pending = frozenset(self._in_flight[node] for node in nodes if node in self._in_flight)
-        return PageAllocation(held + pages, tuple(tiers), pending)
+        frames = page_store.device.allocate(missing)
+        pages, window_frames = frames[:num_pages], frames[num_pages:]
+        tiers = [self._tier_of(node) for node in on_device] + [load.tier for load in loads]
+        self._load(path, on_device, [*loads, *tail.loads], [*pages[: len(loads)], *window_frames])
+        nodes = page_store.tree.walk(path.scope, path.token_ids)[:num_cached]
+        used = [*nodes, *page_store.windows.tail_nodes(nodes)]
+        page_store.tree.touch(used)
+        pending = frozenset(self._in_flight[node] for node in used if node in self._in_flight)
+        windows = None if sizes.windows is None else self._held_windows(tail, window_frames)
+        return PageAllocation(held + pages, tuple(tiers), pending, windows)
 
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
         """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
@@ -96,12 +132,15 @@ class PageLoader:
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
         loads = self._pages_off_device(match, len(on_device))
-        held = [node.device for node in on_device if node.device is not None]
+        tail = self._tail(match, len(match))
+        held = [*(node.device for node in on_device if node.device is not None), *tail.held.values()]
         page_store.device.hold(held)
-        pages = page_store.device.allocate(self._make_room(loads, len(loads), path.domain))
-        self._load(path, on_device, loads, pages)
-        nodes = page_store.tree.walk(path.scope, path.token_ids)[: len(on_device) + len(pages)]
-        page_store.tree.touch(nodes)
+        all_loads = [*loads, *tail.loads]
+        pages = page_store.device.allocate(self._make_room(all_loads, len(all_loads), path.domain))
+        self._load(path, on_device, all_loads, pages)
+        num_loaded = len(on_device) + min(len(pages), len(loads))
+        nodes = page_store.tree.walk(path.scope, path.token_ids)[:num_loaded]
+        page_store.tree.touch([*nodes, *page_store.windows.tail_nodes(nodes)])
         page_store.release(Tier.DEVICE, [*pages, *held])
         return nodes
 
@@ -121,10 +160,11 @@ class PageLoader:
             self._costs.observe_load(plan.kind.source, done.num_good, done.seconds)
         if done.num_good == len(plan.nodes):
             return None
-        first_bad = plan.nodes[done.num_good]
-        if first_bad.in_tree:
-            page_store.tree.remove_subtree(first_bad)
-        return first_bad.depth
+        bad = plan.nodes[done.num_good :]
+        for node in bad:
+            if node.in_tree:
+                page_store.tree.remove_subtree(node)
+        return min(node.depth for node in bad)
 
     def check_integrity(self) -> None:
         """Checks that a node of the prefix tree is marked as loading exactly if a load writes its page now."""
@@ -138,45 +178,92 @@ class PageLoader:
         plan = self._in_flight.get(node)
         return Tier.DEVICE if plan is None else plan.kind.source
 
-    def _pages_off_device(self, match: PrefixMatch, start: int) -> "list[tuple[Tier, Node | None]]":
-        """Returns the tier of each cached page after the first `start`, and its node if the page is on the host."""
-        on_host = [(Tier.HOST, node) for node in match.nodes[start:]]
-        return [*on_host, *((Tier.DISK, None) for _ in match.disk_keys)]
+    def _pages_off_device(self, match: PrefixMatch, start: int) -> list[_Load]:
+        """Returns the loads of the cached pages after the first `start`."""
+        on_host = [_Load(Tier.HOST, node) for node in match.nodes[start:]]
+        return [*on_host, *(_Load(Tier.DISK, None) for _ in match.disk_keys)]
 
-    def _pages_to_load(self, match: PrefixMatch, start: int, num_tokens: int) -> "list[tuple[Tier, Node | None]]":
-        below = self._pages_off_device(match, start)
-        if not below:
-            return []
-        page_tokens = self._page_store.sizes.page_tokens
-        tiers = [Tier.DEVICE] * start + [tier for tier, _ in below]
-        return below[: self._costs.cost.best_prefix(tiers, num_tokens, page_tokens)]
+    def _worth_loading(self, match: PrefixMatch, num_tokens: int) -> tuple[list[Node], list[_Load]]:
+        """Returns the cached pages that are on the device, and the loads of those after them that save time.
 
-    def _make_room(self, loads: "list[tuple[Tier, Node | None]]", num_pages: int, domain: Domain) -> int:
+        Together they are a prefix that can be continued.
+        """
+        on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
+        loads = self._pages_off_device(match, len(on_device))
+        if loads:
+            tiers = [Tier.DEVICE] * len(on_device) + [load.tier for load in loads]
+            loads = loads[: self._costs.cost.best_prefix(tiers, num_tokens, self._page_store.sizes.page_tokens)]
+        most = len(on_device) + len(loads)
+        usable = self._page_store.windows.usable_pages(match.nodes, match.disk_keys, most)
+        return on_device[:usable], loads[: max(usable - len(on_device), 0)]
+
+    def _tail(self, match: PrefixMatch, num_pages: int) -> _Tail:
+        """Returns the pages of the windowed layer groups with which the first `num_pages` pages are continued."""
+        windows, tree = self._page_store.windows, self._page_store.tree
+        held: dict[tuple[int, int], PageId] = {}
+        loads: list[_Load] = []
+        for index in windows.tail(num_pages):
+            owner = match.nodes[index] if index < len(match.nodes) else None
+            for group in windows.groups:
+                node = None if owner is None else tree.window_of(owner, group)
+                if node is not None and node.device is not None:
+                    held[index, group] = node.device
+                else:
+                    loads.append(_Load(Tier.DISK if node is None else Tier.HOST, node, index, group))
+        return _Tail(windows.tail(num_pages), held, loads)
+
+    def _new_window_frames(self, num_cached: int, num_tokens: int) -> int:
+        """Returns how many frames of windowed layer groups a request is given beside its cached pages.
+
+        They are enough until it gives up its first ones. It is given others then.
+        """
+        sizes = self._page_store.sizes
+        if sizes.windows is None:
+            return 0
+        end = min(num_tokens, num_cached * sizes.page_tokens + sizes.windows.step_tokens)
+        return (pages_for(end, sizes.page_tokens) - num_cached) * sizes.windows.num_groups
+
+    def _held_windows(self, tail: _Tail, frames: list[PageId]) -> WindowPages:
+        """Returns the windowed pages of a request: its tail, then new ones. `frames` are those that were allocated."""
+        groups = self._page_store.windows.groups
+        loaded = {(load.index, load.group): frame for load, frame in zip(tail.loads, frames, strict=False)}
+        found = tail.held | loaded
+        own = WindowPages(tail.pages.start, [tuple(found[index, group] for group in groups) for index in tail.pages])
+        own.extend(frames[len(loaded) :], len(groups))
+        return own
+
+    def _make_room(self, loads: list[_Load], num_pages: int, domain: Domain) -> int:
         """Makes room on the device. Returns how many of `num_pages` are free.
 
         Never evicts the source pages of `loads`.
         """
         page_store = self._page_store
-        sources = [node.host for _, node in loads if node is not None and node.host is not None]
+        sources = [load.node.host for load in loads if load.node is not None and load.node.host is not None]
         page_store.host.begin_copy(sources)
         num_free = page_store.make_room(Tier.DEVICE, num_pages, domain)
         page_store.end_copy(Tier.HOST, sources)
         return num_free
 
-    def _load(
-        self, path: TokenPath, above: list[Node], loads: "list[tuple[Tier, Node | None]]", pages: list[PageId]
-    ) -> None:
-        """Begins `loads`. The loaded pages fill `pages` from the first on."""
+    def _load(self, path: TokenPath, above: list[Node], loads: list[_Load], pages: list[PageId]) -> None:
+        """Begins `loads`, as many as there are pages. The loaded pages fill `pages` from the first on.
+
+        `above` are the nodes before the first load. Pages of windowed layer groups come after all others.
+        """
         tree, size = self._page_store.tree, self._page_store.sizes.page_tokens
-        parent = above[-1] if above else None
+        nodes = list(above)
         by_tier: dict[Tier, list[tuple[Node, PageId]]] = {Tier.HOST: [], Tier.DISK: []}
         path_edges = islice(edges(path.scope, path.token_ids, size), len(above), None)
-        for (tier, found), page, edge in zip(loads, pages, path_edges, strict=False):
-            node = found or tree.add_node(path.scope, parent, edge, path.domain)
+        for load, page in zip(loads, pages, strict=False):
+            if load.group is not None:
+                node = load.node or tree.add_window(nodes[load.index], load.group)
+            else:
+                parent = nodes[-1] if nodes else None
+                edge = next(path_edges)
+                node = load.node or tree.add_node(path.scope, parent, edge, path.domain)
+                nodes.append(node)
             tree.add_copy(node, Tier.DEVICE, page)
             node.is_loading = True
-            by_tier[tier].append((node, page))
-            parent = node
+            by_tier[load.tier].append((node, page))
         self._begin(TransferKind.LOAD, path.domain, by_tier[Tier.HOST])
         self._begin(TransferKind.FETCH, path.domain, by_tier[Tier.DISK])
 

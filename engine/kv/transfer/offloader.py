@@ -50,7 +50,8 @@ class PageOffloader:
         """
         if not self._page_store.host.num_pages:
             return
-        self._dirty.update((node, None) for node in nodes if node.host is None and not node.is_saving)
+        wanted = (node for node in self._page_store.windows.of(nodes) if _is_worth_saving(node))
+        self._dirty.update((node, None) for node in wanted if node.host is None and not node.is_saving)
         if self._is_too_long(self._dirty, Tier.DEVICE):
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
@@ -70,7 +71,7 @@ class PageOffloader:
 
         Leaves out pages that are on the host already. `nodes` are a path of the prefix tree.
         """
-        self._save([node for node in nodes if _can_be_saved(node)])
+        self._save([node for node in self._page_store.windows.of(nodes) if _can_be_saved(node)])
 
     def suspend(self, nodes: Sequence[Node]) -> None:
         """Starts to copy the pages of `nodes` to the host. Removes each page from the device as soon as the host has a
@@ -78,13 +79,13 @@ class PageOffloader:
 
         `nodes` are a path of the prefix tree.
         """
-        self._suspending.update(nodes)
+        self._suspending.update(self._page_store.windows.of(nodes))
         self.save(nodes)
         self._drop_suspended()
 
     def keep_on_device(self, nodes: Iterable[Node]) -> None:
         """Cancels the effect of `suspend` for some nodes: their pages are not removed from the device."""
-        self._suspending.difference_update(nodes)
+        self._suspending.difference_update(self._page_store.windows.of(nodes))
 
     def store(self, nodes: Iterable[Node]) -> None:
         """Starts to copy those pages of `nodes` that are on the host to disk, so that they remain after a restart of
@@ -195,18 +196,19 @@ class PageOffloader:
             self._only_on_host.update(dict.fromkeys(saved))
             if self._is_too_long(self._only_on_host, Tier.HOST):
                 self._only_on_host = _on_host(self._only_on_host)
-            self.store(node for node in saved if self._is_reached(node.key))
+            self.store([node for node in saved if self._is_reached(node.owner.key)])
         self._drop_suspended()
         self._enforce_limits_of(plan.nodes)
 
     def _drop_suspended(self) -> None:
         """Removes suspended pages that are on the host from the device, last page of a path first."""
-        for node in sorted(self._suspending, key=lambda node: -node.depth):
+        for node in sorted(self._suspending, key=lambda node: (-node.depth, node.window_group is None)):
             if node.is_saving or any(child in self._suspending for child in node.children.values()):
                 continue
             self._suspending.discard(node)
             page = node.device
-            if page is None or node.host is None or not node.is_leaf_on(Tier.DEVICE):
+            is_kept = node.host is None and _is_worth_saving(node)
+            if page is None or is_kept or not node.is_leaf_on(Tier.DEVICE):
                 continue
             if self._page_store.device.is_idle(page):
                 self._page_store.tree.remove_copy(node, Tier.DEVICE)
@@ -221,8 +223,8 @@ class PageOffloader:
             self._store(self._only_on_host)
 
     def _queue_store(self, nodes: Iterable[Node]) -> None:
-        """Queues the nodes that are on the host for a copy to disk."""
-        self._to_store.update(_on_host(nodes))
+        """Queues the nodes that are on the host for a copy to disk, and the windowed pages beside them."""
+        self._to_store.update(_on_host(self._page_store.windows.of(nodes)))
         if self._is_too_long(self._to_store, Tier.HOST):
             self._to_store = _on_host(self._to_store)
 
@@ -232,17 +234,19 @@ class PageOffloader:
         while waiting and len(chosen) < _BATCH_PAGES:
             node, _ = waiting.popitem(last=False)
             self._only_on_host.pop(node, None)
-            if node.in_tree and node.host is not None and not self._page_store.disk.holds(node.key):
+            is_wanted = node.in_tree and node.host is not None and _is_worth_saving(node)
+            if is_wanted and not self._page_store.disk.holds(node.key):
                 chosen.append(node)
         if not chosen:
             return
+        chosen.sort(key=lambda node: node.window_group is not None)  # pages that follow each other share a file
         moves = tuple(PageMove(node.key, node.host, None) for node in chosen)
         self._page_store.host.begin_copy([move.source for move in moves if move.source is not None])
         self._stores += 1
         self._copies.begin(TransferPlan(TransferKind.STORE, chosen[0].domain, moves, tuple(chosen)))
 
     def _finish_store(self, done: TransferDone) -> None:
-        closed = [node for node in done.plan.nodes if not node.in_tree and not self._is_reached(node.key)]
+        closed = [node for node in done.plan.nodes if not node.in_tree and not self._is_reached(node.owner.key)]
         for move in done.plan.moves:
             assert move.source is not None
             self._page_store.end_copy(Tier.HOST, [move.source])
@@ -269,7 +273,14 @@ class PageOffloader:
         assert not self._is_too_long(self._only_on_host, Tier.HOST)
 
 
+def _is_worth_saving(node: Node) -> bool:
+    """Returns whether a prompt can continue with the page: false for windowed pages in the middle of prompts."""
+    return node.window_group is None or node.is_tail
+
+
 def _can_be_saved(node: Node) -> bool:
+    if not _is_worth_saving(node):
+        return False
     return node.in_tree and node.device is not None and node.host is None and not node.is_loading and not node.is_saving
 
 

@@ -1,4 +1,4 @@
-"""Holds the state of each request while the engine serves it, and tracks the loads of KV that a request uses.
+"""Holds the state of each request while the engine serves it.
 
 Owns a request's tokens, the number of tokens that have been computed, the list of pages that hold their KV, and the
 loads into these pages. Never allocates or releases a page, which the scheduler does, and never starts a load, which
@@ -6,8 +6,6 @@ the KV cache does at admission. Invariant: the pages of a request have room for 
 
 The tokens that an earlier run of the request has generated, on another engine, are tokens of its answer from the start.
 So a request with such tokens is in the state of a request that was preempted after them.
-
-A request can be computed once all its pending loads have ended. Pages that a load could not read are computed again.
 
 While a step in flight computes a request, `num_computed` and `token_ids` are as they were before the step.
 `num_scheduled` and `num_tokens` are as they will be after it (see steps_in_flight.py); the next step is planned from
@@ -30,13 +28,12 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.pooling import PromptPool
 from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepPlan, StepResult
+from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
-from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
+from graftwork.engine.kv.transfer.plan import TransferPlan
 from graftwork.engine.speculative.request_drafts import RequestDrafts
-from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 
@@ -78,6 +75,8 @@ class RequestState:
     token_ids: list[int] = field(default_factory=list)
     """The prompt, then the answer so far."""
     pages: list[PageId] = field(default_factory=list)
+    windows: WindowPages | None = None
+    """The pages of windowed layer groups, which may end before `pages`; None if the model has one group."""
     num_computed: int = 0
     """The number of tokens whose KV is in `pages`, or will be there once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
@@ -128,6 +127,11 @@ class RequestState:
         """Keeps what steps ask often of a request, which never changes."""
         self.request_id, self.domain = self.request.request_id, self.request.domain
         self.num_prompt = len(self.request.prompt_token_ids)
+
+    @property
+    def frames(self) -> list[PageId]:
+        """The pages of all layer groups that the request holds."""
+        return self.pages if self.windows is None else [*self.pages, *self.windows.all_frames]
 
     @property
     def due_at(self) -> float | None:
@@ -236,19 +240,33 @@ class RequestState:
         """Returns the first `num_tokens` tokens of the request as a TokenPath, for a lookup in the prefix cache."""
         return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
+    @property
+    def computed_path(self) -> TokenPath:
+        """The tokens whose KV is computed, as a TokenPath."""
+        return self.path(self.num_computed)
+
+    def rename_pages(self, moves: Mapping[PageId, PageId]) -> None:
+        """Updates the numbers of the request's pages after pages were moved. `moves` maps old to new numbers."""
+        self.pages = [moves.get(page, page) for page in self.pages]
+        if self.windows is not None:
+            self.windows.rename(moves)
+
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
         """Records the pages that were allocated to a request that starts, and the loads that fill them."""
-        self.pages, self.tiers = list(allocation.pages), allocation.tiers
+        self.pages, self.tiers, self.windows = list(allocation.pages), allocation.tiers, allocation.windows
         self.pending_loads = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
-        """Keeps the first `num_pages` pages of the request, because a load could not read the pages after them.
+        """Keeps the first `num_pages` pages of the request, because a load could not read the pages after them. Keeps
+        none with windowed layer groups, whose pages before are not there.
 
         Returns the removed pages. The caller must release them.
         """
         lost = self.pages[num_pages:]
+        if self.windows is not None:
+            num_pages, lost, self.windows = 0, self.frames, WindowPages()
         self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
         self.num_computed = min(self.num_computed, num_pages * page_tokens)
         return lost
@@ -331,65 +349,3 @@ class RequestState:
         if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH
         return None
-
-
-@dataclass(slots=True)
-class LoadOutcome:
-    """Which requests can start and which have failed, now that one load of KV has ended."""
-
-    ready: list[RequestState] = field(default_factory=list)
-    """Requests that can be computed now, because they wait for no other load."""
-    failed: list[RequestId] = field(default_factory=list)
-    """Requests that steps have computed with KV that the load then failed to copy. Their last tokens are invalid."""
-
-    @property
-    def error(self) -> InternalFailure:
-        """The error with which the failed requests end."""
-        return InternalFailure(
-            "KV could not be copied from the host to the device while this request was computed; the engine's log says "
-            "why."
-        )
-
-
-class PendingLoads:
-    """Tracks which running requests wait for which loads of KV to the device."""
-
-    def __init__(self, kv_cache: KvCacheManager, running: Mapping[RequestId, RequestState], page_tokens: int) -> None:
-        self._kv_cache = kv_cache
-        self._running = running
-        self._page_tokens = page_tokens
-
-    def overlap(self, plan: TransferPlan) -> list[RequestState]:
-        """Records that steps may compute requests while the load `plan` still runs: each layer waits only for its own
-        KV.
-
-        Returns the requests that can be computed now, because they wait for no other load.
-        """
-        waiting = [state for state in self._running.values() if plan in state.pending_loads]
-        for state in waiting:
-            state.pending_loads.discard(plan)
-            state.overlapped_loads.add(plan)
-        return [state for state in waiting if not state.pending_loads]
-
-    def read_by(self, plan: StepPlan) -> set[TransferPlan]:
-        """Returns the loads that still run and that write pages which the step `plan` reads."""
-        return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
-
-    def finish(self, done: TransferDone) -> LoadOutcome:
-        """Processes the end of a load. Pages that the load could not read are released, and their tokens will be
-        computed.
-
-        Returns the requests that can start now, and those that have failed.
-        """
-        failed_from = self._kv_cache.finish_transfer(done)
-        outcome = LoadOutcome()
-        for state in self._running.values():
-            if done.plan in state.overlapped_loads:
-                state.overlapped_loads.discard(done.plan)
-                outcome.failed += [] if failed_from is None else [state.request_id]
-            elif done.plan in state.pending_loads:
-                if failed_from is not None:
-                    self._kv_cache.release(state.truncate_pages(failed_from, self._page_tokens))
-                state.pending_loads.discard(done.plan)
-                outcome.ready += [] if state.pending_loads else [state]
-        return outcome

@@ -22,7 +22,7 @@ def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
     groups = groups_of(piece("a", 5, 1, [1, 2]), piece("b", 1, 1, [3]))
 
     (decode,) = groups.decodes
-    assert decode.pages.view(2, 8).tolist() == [[1, 2, *[NULL_PAGE] * 6], [3, *[NULL_PAGE] * 7]]
+    assert decode.tables[0].view(2, 8).tolist() == [[1, 2, *[NULL_PAGE] * 6], [3, *[NULL_PAGE] * 7]]
     assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
 
 
@@ -33,7 +33,7 @@ def test_where_bits_depend_on_lengths_only_equal_lengths_decode_together() -> No
 
     groups = groups_of(*pieces, rules=BatchInvariance(4, 16))
 
-    assert sorted((len(decode), len(decode.pages) // len(decode)) for decode in groups.decodes) == [(1, 2), (2, 6)]
+    assert sorted((len(decode), len(decode.tables[0]) // len(decode)) for decode in groups.decodes) == [(1, 2), (2, 6)]
     assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graftwork.engine.build.device_sizes import FrameSizer, MeasuredDevice
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.transfer.device_memory import EXTRA_FRAMES
 from graftwork.platform.errors import InvalidRequest
 

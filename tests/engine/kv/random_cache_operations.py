@@ -2,71 +2,35 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.index.page_windows import PageWindows, frames_for
+from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan, domain_digest
 from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
+from tests.engine.kv.expected_requests import (
+    ExpectedSession,
+    RunningRequest,
+    check_windows,
+    needed_keys,
+)
 from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of, request_for
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
 SCOPES = CacheScopes("sha256:model", "float32/2")
 DOMAINS = (b"x", b"y", b"z")
-OPERATIONS = [
-    *[
-        "open",
-        "request_without_session",
-        "cancel",
-        "offload",
-        "fork",
-        "rewind",
-        "close",
-        "limit",
-        "wait",
-        "tick",
-        "restart",
-        "forget_domain",
-    ],
-    *["turn"] * 5,
-    *["finish"] * 6,
-    *["end_copy"] * 5,
-    *["command"] * 2,
-    *["place_adapters"] * 5,
-    *["pin", "unpin", "prune", "prune", "compute"],
-]
-"""Each name appears as often as its weight."""
 
 
 def public_tokens(tokens: Sequence[int]) -> int:
     """Returns how many tokens are public: the first page if it is all zeros."""
     return SIZE if not any(tokens[:SIZE]) else 0
-
-
-@dataclass(eq=False)
-class ExpectedSession:
-    """The expected state of a session."""
-
-    name: str
-    domain: bytes
-    tokens: tuple[int, ...] = ()
-    past: list[tuple[int, ...]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class RunningRequest:
-    """A request that holds pages."""
-
-    agent: ExpectedSession | None
-    path: TokenPath
-    allocation: PageAllocation
-    is_computed: bool = False
 
 
 class RandomCacheOperations:
@@ -76,8 +40,9 @@ class RandomCacheOperations:
     Every operation gets two numbers and some tokens to choose by. It does nothing if it is impossible just now.
     """
 
-    def __init__(self, *, disk_pages: int, host: int) -> None:
-        self.host = host
+    def __init__(self, *, disk_pages: int, host: int, windows: PageWindows | None = None) -> None:
+        """`windows` tells what windowed layer groups keep, if the model has some."""
+        self.host, self.windows = host, windows
         self.advice = FixedLeases()
         self.agents: list[ExpectedSession] = []
         self.numbers = 0
@@ -86,10 +51,13 @@ class RandomCacheOperations:
 
     def begin(self, disk: FakeDisk) -> None:
         """Starts a new process over a disk."""
+        context = frames_for(CONTEXT * SIZE, SIZE, self.windows)
         self.cache = TaggedKvCache(
-            device=DEVICE,
+            device=DEVICE
+            + 5 * (context - CONTEXT) // 4,  # a fifth of it is reserved, and adapters get as much as before
             host=self.host,
-            context=CONTEXT,
+            context=context,
+            windows=self.windows,
             disk=disk,
             reserve_share=RESERVE_SHARE,
             lora_floor_share=LORA_FLOOR_SHARE,
@@ -107,7 +75,7 @@ class RandomCacheOperations:
         if name not in ("place_adapters", "prune", "restart"):
             assert adapters.num_frames >= min(before, floor), "KV has pushed adapters below their floor"
             self.seen["adapters were evicted"] += adapters.num_frames < before
-        self.cache.check(sum(len(one.allocation.pages) for one in self.running))
+        self.cache.check(sum(len(one.frames) for one in self.running))
         self.check_running()
         assert set(self.pinned) <= set(self.cache.adapters.digests), "an adapter in use is gone"
 
@@ -156,15 +124,17 @@ class RandomCacheOperations:
             return
         self.running.remove(one)
         kv_cache, agent = self.cache.kv_cache, one.agent
-        self.cache.compute(one.path, one.allocation)
+        self.compute_once(one)
         use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
-        nodes = kv_cache.insert(one.path, one.allocation.pages, use)
+        if first % 2:
+            self.slide(one)
+        nodes = kv_cache.insert(one.path, one.allocation.pages, use, one.allocation.windows)
         kv_cache.prompt_leases.lease(request_for(one.path, use, ttl_s=(None, 3.0, 6.0, 60.0)[second % 4]), nodes)
         if agent is not None and use is not None and second % 4:
             kv_cache.set_history(one.path, use)
             agent.past.append(agent.tokens)
             agent.tokens = tuple(one.path.token_ids)
-        kv_cache.release(one.allocation.pages)
+        kv_cache.release(one.frames)
         kv_cache.enforce_limits(one.path.domain)
         self.check_prompt_leases()
         if agent is not None and second % 4:
@@ -173,20 +143,38 @@ class RandomCacheOperations:
     def compute(self, first: int, second: int, tokens: Sequence[int]) -> None:
         """Computes what is missing of a request, which goes on running."""
         if (one := self.ready(first)) is not None:
+            self.compute_once(one)
+            if second % 2:
+                use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
+                self.cache.kv_cache.insert(one.path, one.allocation.pages, use, one.allocation.windows)
+                self.slide(one)
+
+    def compute_once(self, one: RunningRequest) -> None:
+        """Computes what is missing of a request, unless that was done before."""
+        if not one.is_computed:
             self.cache.compute(one.path, one.allocation)
             one.is_computed = True
+
+    def slide(self, one: RunningRequest) -> None:
+        """Gives up the windowed pages that no later query of a computed request sees."""
+        if self.windows is not None and one.allocation.windows is not None:
+            first = self.windows.first_page(len(one.path.token_ids))
+            dropped = one.allocation.windows.drop_before(first)
+            self.cache.kv_cache.release(dropped)
+            self.seen["windows that moved on"] += bool(dropped)
 
     def cancel(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if self.running:
             one = self.running.pop(first % len(self.running))
-            self.cache.kv_cache.release(one.allocation.pages)
+            self.cache.kv_cache.release(one.frames)
 
     def offload(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (one := self.ready(first)) is not None:
             self.running.remove(one)
-            self.cache.compute(one.path, one.allocation)
+            self.compute_once(one)
             use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
-            self.cache.kv_cache.offload(one.path, one.allocation.pages, use)
+            self.slide(one)
+            self.cache.kv_cache.offload(one.path, one.allocation.pages, use, one.allocation.windows)
 
     def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
@@ -239,12 +227,18 @@ class RandomCacheOperations:
 
     def without(self, one: RunningRequest, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
         """Returns a request's allocation after one of its loads has ended. Pages that failed are replaced."""
-        pages, tiers = one.allocation.pages, one.allocation.tiers
-        if failed_from is not None:
+        pages, tiers, windows = one.allocation.pages, one.allocation.tiers, one.allocation.windows
+        if failed_from is not None and self.windows is not None:
+            self.cache.kv_cache.release(one.frames)
+            num_groups, num_pages = self.windows.num_groups, -(-len(one.path.token_ids) // SIZE)
+            fresh = self.cache.kv_cache.allocate_pages(num_pages * (1 + num_groups), one.path.domain) or []
+            pages, tiers, windows = fresh[:num_pages], (), WindowPages()
+            windows.extend(fresh[num_pages:], num_groups)
+        elif failed_from is not None:
             self.cache.kv_cache.release(pages[failed_from:])
             fresh = self.cache.kv_cache.allocate_pages(len(pages) - failed_from, one.path.domain) or []
             pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
-        return PageAllocation(pages, tiers, one.allocation.loads - {plan})
+        return PageAllocation(pages, tiers, one.allocation.loads - {plan}, windows)
 
     def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.cache.kv_cache.start_background_copies()
@@ -305,6 +299,8 @@ class RandomCacheOperations:
         """Updates page numbers as the scheduler does."""
         for one in self.running:
             one.allocation.pages[:] = [moves.get(page, page) for page in one.allocation.pages]
+            if one.allocation.windows is not None:
+                one.allocation.windows.rename(moves)
 
     # ---- checks -----------------------------------------------------------------------------------------------
 
@@ -316,6 +312,7 @@ class RandomCacheOperations:
             if not one.allocation.loads:
                 pages = zip(one.allocation.pages[:num_written], self.cache.tags(one.path), strict=False)
                 assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
+                check_windows(self.cache, one, num_written)
 
     def check_prompt_leases(self) -> None:
         """Checks that the leases of prompts protect no more pages of a domain than its reserve.
@@ -331,22 +328,24 @@ class RandomCacheOperations:
             assert number <= kv_cache.prompt_leases.num_pages(domain) <= kv_cache.page_store.reserve_pages(Tier.DEVICE)
 
     def check_match(self, path: TokenPath, matched: int) -> None:
-        """Checks that a match is the longest prefix of which all pages exist on some tier."""
+        """Checks that a match is the longest prefix of which all pages exist on some tier, with the windowed pages whose
+        keys the token after it sees.
+        """
         page_store = self.cache.kv_cache.page_store
         anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in page_store.tree.nodes_on(tier)}
         anywhere |= self.cache.disk.pages.keys()
-        expected = 0
-        for tag in self.cache.tags(path):
-            if tag not in anywhere:
-                break
-            expected += 1
+        tags = self.cache.tags(path)
+        expected = max(
+            length for length in range(len(tags) + 1) if anywhere.issuperset(needed_keys(tags[:length], self.windows))
+        )
         assert matched == expected
+        self.seen["prefixes that cannot be continued"] += matched < sum(tag in anywhere for tag in tags)
 
     def end(self) -> None:
         """Closes everything and checks that no session's page is left and that all other pages can be evicted."""
         kv_cache = self.cache.kv_cache
         for one in self.running:
-            kv_cache.release(one.allocation.pages)
+            kv_cache.release(one.frames)
         self.running = []
         self.cache.fire_all()
         for agent in list(self.agents):
@@ -359,7 +358,7 @@ class RandomCacheOperations:
         self.cache.check()
         for tier in (Tier.DEVICE, Tier.HOST):
             pool = kv_cache.page_store.pool(tier)
-            assert all(node.outlives_sessions for node in kv_cache.page_store.tree.nodes_on(tier)), (
+            assert all(node.owner.outlives_sessions for node in kv_cache.page_store.tree.nodes_on(tier)), (
                 "a closed session's page is left"
             )
             assert pool.free_pages + pool.idle_pages == pool.num_pages

@@ -8,21 +8,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.page_windows import PageWindows
 from graftwork.engine.kv.transfer.plan import TransferKind
 from graftwork.engine.lora.device_pool import PlacementResult
-from tests.engine.kv.random_cache_operations import HOST, OPERATIONS, SIZE, RandomCacheOperations
+from tests.engine.kv.expected_requests import OPERATIONS
+from tests.engine.kv.random_cache_operations import CONTEXT, HOST, SIZE, RandomCacheOperations
 from tests.hypothesis_profiles import examples
 
 number = st.integers(0, 7)
 new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE)
 
 
+def windows_of(window: int, num_groups: int) -> PageWindows:
+    """Windowed layer groups of which a request gets all pages at once."""
+    return PageWindows(window, num_groups, SIZE, step_tokens=CONTEXT * SIZE)
+
+
+windows = st.none() | st.builds(windows_of, st.integers(1, 2 * SIZE + 1), st.integers(1, 2))
+
+
 class KvCacheMachine(RuleBasedStateMachine):
     """Lets Hypothesis search for the shortest sequence of operations that breaks an invariant."""
 
-    @initialize(disk_pages=st.sampled_from([0, 6, 200]), host=st.sampled_from([0, HOST]))
-    def begin(self, disk_pages: int, host: int) -> None:
-        self.operations = RandomCacheOperations(disk_pages=disk_pages, host=host)
+    @initialize(disk_pages=st.sampled_from([0, 6, 200]), host=st.sampled_from([0, HOST, 3 * HOST]), windows=windows)
+    def begin(self, disk_pages: int, host: int, windows: PageWindows | None) -> None:
+        self.operations = RandomCacheOperations(disk_pages=disk_pages, host=host, windows=windows)
 
     @rule(name=st.sampled_from(OPERATIONS), first=number, second=number, tokens=new_tokens)
     def operate(self, name: str, first: int, second: int, tokens: list[int]) -> None:
@@ -37,12 +47,15 @@ TestMemoryMachine = KvCacheMachine.TestCase
 TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
+@pytest.mark.parametrize("windows", [None, windows_of(3, 2), windows_of(2, 1)], ids=["one group", "three", "two"])
 @pytest.mark.parametrize("seed", range(4))
-def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
-    """Four runs of 4,000 random operations break no invariant, and every kind of copy, failure, move and wait occurs
-    in them."""
+def test_thousands_of_operations_break_no_invariant(seed: int, windows: PageWindows | None) -> None:
+    """Runs of 4,000 random operations break no invariant, with one layer group and with windowed ones, and every kind of
+    copy, failure, move and wait occurs in them."""
     random = Random(seed)
-    operations = RandomCacheOperations(disk_pages=(200, 12)[seed % 2], host=HOST)
+    operations = RandomCacheOperations(
+        disk_pages=(200, 12)[seed % 2], host=HOST if windows is None else 2 * HOST, windows=windows
+    )
 
     for _ in range(4000):
         tokens = [random.randrange(2) for _ in range(random.randint(1, 2 * SIZE))]
@@ -67,4 +80,5 @@ def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
         "no room",
         "kept prompts",
         *told,
+        *(() if windows is None else ("windows that moved on", "prefixes that cannot be continued")),
     } <= set(+operations.seen)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.kv.index.page_store import KvSizes, NoDisk, PageStore
+from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_store import NoDisk, PageStore
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.pinned_memory import PinnedBlock
 from graftwork.engine.lora.adapter_copies import AdapterCopied, Event, StreamedCopies

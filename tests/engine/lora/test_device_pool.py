@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.kv.index.page_store import KvSizes
+from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.index.radix_tree import PUBLIC
 from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.engine.lora.device_pool import PlacementResult

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.kv.index.page_store import KvSizes, NoDisk, PageStore
+from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_store import NoDisk, PageStore
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader

@@ -1,0 +1,86 @@
+"""The sessions and requests of random operations on a KV cache, and what their pages must hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.page_windows import PageWindows, window_key
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from tests.engine.tagged_kv_cache import TaggedKvCache
+
+OPERATIONS = [
+    *[
+        "open",
+        "request_without_session",
+        "cancel",
+        "offload",
+        "fork",
+        "rewind",
+        "close",
+        "limit",
+        "wait",
+        "tick",
+        "restart",
+        "forget_domain",
+    ],
+    *["turn"] * 5,
+    *["finish"] * 6,
+    *["end_copy"] * 5,
+    *["command"] * 2,
+    *["place_adapters"] * 5,
+    *["pin", "unpin", "prune", "prune", "compute"],
+]
+"""Each name appears as often as its weight."""
+
+
+@dataclass(eq=False)
+class ExpectedSession:
+    """The expected state of a session."""
+
+    name: str
+    domain: bytes
+    tokens: tuple[int, ...] = ()
+    past: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class RunningRequest:
+    """A request that holds pages."""
+
+    agent: ExpectedSession | None
+    path: TokenPath
+    allocation: PageAllocation
+    is_computed: bool = False
+
+    @property
+    def frames(self) -> list[PageId]:
+        """The pages of all layer groups."""
+        windows = self.allocation.windows
+        return [*self.allocation.pages, *(() if windows is None else windows.all_frames)]
+
+
+def check_windows(cache: TaggedKvCache, one: RunningRequest, num_written: int) -> None:
+    """Checks that the windowed pages of a request contain what it found or wrote, and that all that the next query sees
+    are there.
+    """
+    windows, tags = one.allocation.windows, cache.tags(one.path)
+    kept = cache.kv_cache.page_store.sizes.windows
+    if windows is None or kept is None:
+        return
+    on_device = cache.copies.tags[Tier.DEVICE]
+    first_seen = max(num_written * cache.size - kept.window + 1, 0) // cache.size
+    assert windows.first <= first_seen, "a windowed page that the next query sees is gone"
+    for index, frames in enumerate(windows.frames[: max(num_written - windows.first, 0)], start=windows.first):
+        for group, frame in enumerate(frames):
+            assert on_device[frame] == window_key(tags[index], group), "a windowed page holds something else"
+
+
+def needed_keys(tags: Sequence[PageKey], windows: PageWindows | None) -> set[PageKey]:
+    """Returns the keys of all pages that a request needs to go on after the pages with these tags."""
+    if windows is None:
+        return set(tags)
+    next_token = len(tags) * windows.page_tokens
+    seen = {token // windows.page_tokens for token in range(max(next_token - windows.window + 1, 0), next_token)}
+    groups = range(windows.num_groups)
+    return {*tags, *(window_key(tags[page], group) for page in seen for group in groups)}

@@ -1,0 +1,78 @@
+"""Tests of engines whose layers have page tables of their own, with interpreted kernels and graphs, against torch."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels extra is not installed")
+
+from graftwork.engine.build.graphs import GraphBuild
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from tests.engine.engine_driver import EngineDriver
+from tests.engine.lora.test_lifecycle import CountingAdapterSource
+from tests.engine.lora.triton.engine_runs import engine_of
+from tests.engine.random_models import make_base
+from tests.engine.runner.graph_scenarios import check_graphs
+from tests.engine.runner.test_graph_scenarios import MemoryMeter, RepeatedWork
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("engine_interprets_all"),
+]
+TRITON = dict.fromkeys(("attention_backend", "row_kernels", "lora_kernels"), "triton")
+TORCH = dict.fromkeys(TRITON, "torch")
+LIMITS = SchedulerLimits(4, 16, 2, 8, 256, 97, frozenset())
+PROMPTS = [[5 + (7 * number + place) % 60 for place in range(30 + 9 * number)] for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of three layers that see nine tokens. One of them keeps the whole context."""
+    torch.set_num_threads(1)
+    base = make_base(tmp_path_factory.mktemp("windowed") / "base", num_layers=3)
+    folder = base.with_name("windowed")
+    shutil.copytree(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def engine(model: Path, **options: Any) -> EngineDriver:
+    sizes = {"max_batch_tokens": 16, "max_running": 2, "max_draft_tokens": 0, "device_bytes": 2**17}
+    return engine_of(model, CountingAdapterSource({}), **{**sizes, "host_kv_bytes": 0, **options})
+
+
+def answers(driver: EngineDriver) -> list[list[int]]:
+    """The answers to two prompts at once, and then to the first one again, which is cached."""
+    outcomes = [driver.submit(prompt, max_tokens=12, ignore_eos=True) for prompt in PROMPTS]
+    while not all(outcome.is_over for outcome in outcomes):
+        driver.poison_unused_pages()
+        driver.step()
+        driver.engine.scheduler.check_integrity()
+    outcomes.append(driver.run(PROMPTS[0], max_tokens=4, ignore_eos=True))
+    assert outcomes[-1].cache is not None
+    assert outcomes[-1].cache.cached_tokens == 28
+    return [outcome.token_ids for outcome in outcomes]
+
+
+@pytest.mark.parametrize("overlap_steps", [False, True])
+def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap_steps: bool) -> None:
+    """Chunks, decoding rows and graphs have the tokens of torch with one group, while windows move on and pages that
+    nobody holds are NaN."""
+    driver = engine(windowed, **TRITON, overlap_steps=overlap_steps)
+    forward: Any = driver.engine.runner.forward
+    windows = driver.engine.kv_cache.page_store.sizes.windows
+    build = GraphBuild(forward.parts, driver.engine.cache.gates, LIMITS, windows)
+    forward.graphs = build.capture(lambda: RepeatedWork(), MemoryMeter(9000, 5000))
+    graphs = check_graphs(driver)
+
+    ours = answers(driver)
+
+    assert len(driver.engine.cache.groups.groups) == 3
+    assert graphs.steps.total() > 10
+    assert ours == answers(engine(windowed, **TORCH, window_groups=False))
