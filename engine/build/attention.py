@@ -11,6 +11,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.key_groups import KeyGrouper
+from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
@@ -62,7 +63,8 @@ def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Si
     memory = storage.device_memory
     rules = BatchInvariance.of(torch.float32 if scores_need_fp32(model) else dtype, memory.device)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
-    return TorchAttention(model, storage.cache, grouper, sinks)
+    others = TorchAttention(model, storage.cache, grouper, sinks)
+    return RollingAttention(model, storage.cache, storage.sizes.page_tokens, others, sinks)
 
 
 def _why_not_triton(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:

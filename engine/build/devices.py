@@ -95,7 +95,20 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         eos_token_ids=frozenset(model.eos_token_ids),
         target_itl_s=target_itl_ms / 1000 or None,
         drafts_fill_pages=model.recurrence is None,
+        why_no_windows=_why_no_windows(config, model, device),
     )
+
+
+def _why_no_windows(config: EngineConfig, model: ModelConfig, device: torch.device) -> str | None:
+    """Returns why requests with a rolling window are not served; None if they are."""
+    if model.recurrence is not None:
+        return "the model has recurrent layers, whose state cannot forget"
+    if config.tensor_parallel > 1:
+        return "the engine divides the model with --tensor-parallel"
+    kernels = config.kernels_for("attention")
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        return "the engine's attention is computed by Triton kernels, and only torch has windows (--kernels torch)"
+    return None
 
 
 def page_tokens_of(config: EngineConfig, model: ModelConfig) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
-from graftwork.engine.attention.torch_attention import TorchAttention
+from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.build.attention import build_attention
 from graftwork.engine.build.devices import CudaMeter, DeviceMeter, choose_dtype, load_weights, scheduler_limits
 from graftwork.engine.build.graphs import GraphBuild, cuda_graphs, wants_decode_graphs
@@ -201,7 +201,7 @@ class _StepParts:
                 on_gpu and config.kernels_for("rows") == "auto" and isinstance(self.decoder.rows, TorchRowOps)
             ),
             fallback_attention=int(
-                on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, TorchAttention)
+                on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, RollingAttention)
             ),
             fallback_experts=int(
                 on_gpu
