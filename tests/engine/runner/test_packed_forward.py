@@ -83,7 +83,7 @@ def test_overlapped_packed_steps_have_the_tokens_of_torch(base: Path) -> None:
 def test_a_draft_head_reads_packed_steps(tmp_path: Path) -> None:
     """A head whose rows and attention are kernels too reads the states of packed steps: its guesses are the reference's."""
     base = make_base(tmp_path / "base", num_layers=3)
-    layers = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    layers: dict[str, Any] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     head = make_head(tmp_path / "head", base, head_dim=8, intermediate_size=48, **layers)
     driver = engine(base, draft_head=head, max_draft_tokens=4, **TRITON)
     model, reference = head_of(driver), Eagle3(head, reference_model(base, None))
