@@ -1,7 +1,7 @@
 """Tokens per step and time by drafter, on the demo model: agent sessions, chat, JSON; batch 1, 8 and 32.
 
     python benchmarks/speculation.py [--sets agent,chat,json] [--batches 1,8,32] [--rounds 7]
-        [--drafters lookup,model,both] [--draft-model demo/draft] [--json OUT]
+        [--drafters lookup,model,both,head,head-both] [--draft-model demo/draft] [--draft-head demo/head] [--json OUT]
 
 Engines stand side by side in one process, alike but for their drafters, and one of them drafts nothing. They serve the
 same talks in turn: in every round talks that none has seen, each round begins with another engine. A round is as many
@@ -39,7 +39,7 @@ from graftwork.engine.messages import SubmitRequest
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import RequestId
 
-DRAFT_MODEL = DEMO_MODEL.parent / "draft"
+DRAFT_MODEL, DRAFT_HEAD = DEMO_MODEL.parent / "draft", DEMO_MODEL.parent / "head"
 WARM_UP_ROUNDS = 1
 TALKS_PER_ROUND = 8
 """At least; and one for every place in the batch."""
@@ -63,12 +63,13 @@ class RoundTime:
     drafted_tokens: int
     accepted_tokens: int
     model_drafted_tokens: int
-    """Those of `drafted_tokens` that the draft model has guessed."""
+    """Those of `drafted_tokens` that the draft model or the draft head has guessed."""
     model_accepted_tokens: int
 
 
 OFF = "off"
-DRAFTERS = ("lookup", "model", "both")
+DRAFTERS = ("lookup", "model", "both", "head", "head-both")
+"""`both` is the draft model beside the lookups, `head-both` the draft head beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +125,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--drafts", type=int, default=EngineConfig(DEMO_MODEL).max_draft_tokens, help="at most, a step")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--drafters", default=",".join(DRAFTERS), help="comma-separated: lookup, model, both")
+    parser.add_argument("--drafters", default=",".join(DRAFTERS), help="comma-separated")
     parser.add_argument("--draft-model", type=Path, default=DRAFT_MODEL)
+    parser.add_argument("--draft-head", type=Path, default=DRAFT_HEAD)
     options = parser.parse_args()
     before = describe_machine()
     comparisons: list[Comparison] = []
-    drafters = {name: settings_of(name, options.drafts, options.draft_model) for name in options.drafters.split(",")}
+    folders = options.draft_model, options.draft_head
+    drafters = {name: settings_of(name, options.drafts, *folders) for name in options.drafters.split(",")}
     for name in options.sets.split(","):
         for batch in map(int, options.batches.split(",")):
             comparisons += (found := compare(name, batch, options.rounds, drafters))
@@ -151,14 +154,17 @@ def write(path: Path, max_draft_tokens: int, before: dict[str, Any], comparisons
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def settings_of(drafter: str, max_draft_tokens: int, draft_model: Path) -> dict[str, Any]:
+def settings_of(drafter: str, max_draft_tokens: int, draft_model: Path, draft_head: Path) -> dict[str, Any]:
     """The engine settings of one choice of drafters."""
+    if drafter not in (OFF, *DRAFTERS):
+        raise SystemExit(f"There is no choice {drafter} of drafters: give some of {', '.join(DRAFTERS)}.")
     if drafter == OFF:
         return {"max_draft_tokens": 0}
     return {
         "max_draft_tokens": max_draft_tokens,
-        "draft_from_texts": drafter != "model",
-        "draft_model": None if drafter == "lookup" else draft_model,
+        "draft_from_texts": drafter not in ("model", "head"),
+        "draft_model": draft_model if drafter in ("model", "both") else None,
+        "draft_head": draft_head if drafter in ("head", "head-both") else None,
     }
 
 

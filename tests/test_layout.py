@@ -62,6 +62,7 @@ ROOMS = (
     "engine/attention",
     "engine/recurrence",
     "engine/runner",
+    "engine/draft_head",
     "engine/parallel",
     "engine/step_recorder.py",
     "engine/scheduler/order",

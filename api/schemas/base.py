@@ -75,9 +75,11 @@ class SamplingBody(SamplingFields, OpenAiBody):
     """A body of an OpenAI-compatible route that generates text. It has the sampling fields."""
 
     @model_validator(mode="after")
-    def minimum_within_maximum(self) -> Self:
+    def fields_fit_together(self) -> Self:
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise FieldError("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
+        if self.attention_sinks is not None and self.attention_window is None:
+            raise FieldError("attention_sinks", "has no effect without attention_window: send both, or neither")
         return self
 
 

@@ -34,6 +34,8 @@ class ChatParameters(TypedDict, total=False):
     frequency_penalty: float
     repetition_penalty: float
     logit_bias: dict[str, float]
+    attention_window: int
+    attention_sinks: int
     seed: int
     n: int
     stop: str | list[str]

@@ -13,9 +13,15 @@ import sys
 import threading
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from graftwork.api.server.served_model import draft_model_folder, model_dtype, model_folder, model_name
+from graftwork.api.server.served_model import (
+    draft_head_folder,
+    draft_model_folder,
+    model_dtype,
+    model_folder,
+    model_name,
+)
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
@@ -101,7 +107,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         kv_price=settings.kv_price,
         public_grammars=settings.public_grammars,
         max_draft_tokens=settings.max_draft_tokens,
-        draft_model=draft_model_folder(settings),
+        **_draft_folders(settings),
         disk_kv_bytes=DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
         kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,
         shared_kv_folder=settings.shared_kv_dir,
@@ -129,6 +135,11 @@ def artifact_store(settings: Settings) -> "ArtifactStore":
 
     folder = settings.data_dir / ARTIFACTS_FOLDER
     return open_artifacts(folder, settings.artifact_url, settings.artifact_cache_bytes)
+
+
+def _draft_folders(settings: Settings) -> dict[str, Any]:
+    """Returns the folders of the draft model and the draft head, which are fetched first if they must be."""
+    return {"draft_model": draft_model_folder(settings), "draft_head": draft_head_folder(settings)}
 
 
 def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership":

@@ -47,6 +47,13 @@ def draft_model_folder(settings: Settings) -> Path | None:
     return None if settings.draft_model is None else _existing_folder(settings.draft_model, "draft_model")
 
 
+def draft_head_folder(settings: Settings) -> Path | None:
+    """Returns the folder of the draft head in the settings, as `draft_model_folder` does for a draft model."""
+    if isinstance(settings.draft_head, ModelReference):
+        return fetched_model(settings.draft_head, settings.data_dir)
+    return None if settings.draft_head is None else _existing_folder(settings.draft_head, "draft_head")
+
+
 def model_name(settings: Settings) -> str:
     """Returns the name that clients use for the base model. If the name is empty, the engine uses the folder's name."""
     if settings.served_model_name is not None:

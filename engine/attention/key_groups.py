@@ -85,7 +85,9 @@ class KeyGroups:
     @property
     def is_one_chunk(self) -> bool:
         """Whether all rows of the step are one chunk."""
-        return not self.decodes and len(self.chunks) == 1 and self.chunks[0].end_row == self.positions.shape[0]
+        if self.decodes or len(self.chunks) != 1:
+            return False
+        return self.chunks[0].start_row == 0 and self.chunks[0].end_row == self.positions.shape[0]
 
     def visible(self, window: int | None) -> VisibleKeys:
         """Returns masks of the keys that each query may see, in layers with the sliding window `window`, in tokens.

@@ -11,6 +11,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.key_groups import KeyGrouper
+from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
@@ -63,7 +64,8 @@ def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Si
     rules = BatchInvariance.of(torch.float32 if scores_need_fp32(model) else dtype, memory.device)
     num_groups = len(storage.cache.groups.groups)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules, num_groups)
-    return TorchAttention(model, storage.cache, grouper, sinks)
+    others = TorchAttention(model, storage.cache, grouper, sinks)
+    return RollingAttention(model, storage.cache, storage.sizes.page_tokens, others, sinks)
 
 
 def _why_not_triton(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:

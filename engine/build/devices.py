@@ -1,15 +1,18 @@
-"""Reads the models of an engine, chooses its device and dtype, loads weights, and sets up the memory allocator of the process.
+"""Reads the models of an engine, chooses its device and dtype, loads weights, sets up the memory allocator of the process,
+and measures the memory of the device.
 
 All this happens once, at the engine's start.
 """
 
 import ctypes
+import gc
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -92,7 +95,20 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         eos_token_ids=frozenset(model.eos_token_ids),
         target_itl_s=target_itl_ms / 1000 or None,
         drafts_fill_pages=model.recurrence is None,
+        why_no_windows=_why_no_windows(config, model, device),
     )
+
+
+def _why_no_windows(config: EngineConfig, model: ModelConfig, device: torch.device) -> str | None:
+    """Returns why requests with a rolling window are not served; None if they are."""
+    if model.recurrence is not None:
+        return "the model has recurrent layers, whose state cannot forget"
+    if config.tensor_parallel > 1:
+        return "the engine divides the model with --tensor-parallel"
+    kernels = config.kernels_for("attention")
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        return "the engine's attention is computed by Triton kernels, and only torch has windows (--kernels torch)"
+    return None
 
 
 def page_tokens_of(config: EngineConfig, model: ModelConfig) -> int:
@@ -276,3 +292,48 @@ def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.d
     if wanted not in _DTYPES:
         raise InvalidRequest(f"dtype {wanted!r} is not served: choose one of {', '.join(_DTYPES)}.", param="dtype")
     return _DTYPES[wanted]
+
+
+class DeviceMeter(Protocol):
+    """Measures the memory of one device. CudaMeter implements it."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def peak_of(self, act: Callable[[], None]) -> int:
+        """Calls `act`. Returns the most bytes that it took at a time, besides those that were taken before.
+
+        Raises torch.OutOfMemoryError if `act` does.
+        """
+        ...
+
+    def free_bytes(self) -> int:
+        """Returns the free memory of the device in bytes, after memory that nothing uses was given back."""
+        ...
+
+
+class CudaMeter:
+    """Measures the memory of a CUDA device, as the driver and torch's allocator see it.
+
+    Memory that nothing uses is given back to the driver first, so that two measurements can be compared.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def peak_of(self, act: Callable[[], None]) -> int:
+        self._give_back()
+        before = torch.cuda.memory_reserved(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        act()
+        torch.cuda.synchronize(self.device)
+        return int(torch.cuda.max_memory_reserved(self.device)) - before
+
+    def free_bytes(self) -> int:
+        self._give_back()
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def _give_back(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ Never serves a request. EngineLoop does that.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from graftwork.engine.build.devices import (
     read_served_model,
     scheduler_limits,
 )
+from graftwork.engine.build.draft_head import build_draft_head, check_draft_head
 from graftwork.engine.build.kv import (
     KvStorage,
     allocate_kv_storage,
@@ -40,6 +41,7 @@ from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
+from graftwork.engine.draft_head.head_drafter import DraftHead
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
 from graftwork.engine.grammar.compile.grammar_cache import PublicGrammars
 from graftwork.engine.grammar.manager import GrammarManager
@@ -163,7 +165,7 @@ def build_engine(
     )
 
 
-def _memory(parts: RunnerParts, storage: KvStorage, draft_model: DraftModelRunner | None) -> EngineMemory:
+def _memory(parts: RunnerParts, storage: KvStorage, draft_model: DraftModelRunner | DraftHead | None) -> EngineMemory:
     frames, host_kv, weights_bytes = storage.device_memory.frames, storage.host.block, parts.weights.num_bytes
     if draft_model is None:
         return EngineMemory(weights_bytes, frames, host_kv)
@@ -197,7 +199,7 @@ class _Loaded(NamedTuple):
     ranks: EngineRanks
     parts: RunnerParts
     storage: KvStorage
-    draft_model: DraftModelRunner | None
+    draft_model: DraftModelRunner | DraftHead | None
 
 
 def _load_model(
@@ -217,7 +219,7 @@ def _load_model(
     check_recurrent(model, device)
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
-    draft = check_draft_model(config, model)
+    draft, head = check_draft_model(config, model), check_draft_head(config, model)
     with phases.phase("fingerprint"):
         content = (reading or FingerprintReading(config.model)).result(config.quantization)
     settings = RankSettings(config, model, content, device, dtype)
@@ -230,6 +232,8 @@ def _load_model(
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         draft_model = build_draft_model(config, draft, device, weights.num_bytes)
+        draft_head = build_draft_head(config, head, parts)
+        parts = parts if draft_head is None else replace(parts, taps=draft_head.taps)
         with phases.phase("warm_up"):
             sizes = ranks.agree(choose_sizes(parts, device))
         with phases.phase("memory"):
@@ -238,7 +242,7 @@ def _load_model(
     except Exception:
         ranks.abandon()
         raise
-    return _Loaded(settings, ranks, parts, storage, draft_model)
+    return _Loaded(settings, ranks, parts, storage, draft_head or draft_model)
 
 
 def _tester(parts: RunnerParts, base: BaseModules, device: torch.device) -> AdapterTester:
@@ -291,6 +295,8 @@ def _speculator(
     recorder: StepRecorder,
     draft_model: DraftModel | None,
 ) -> Speculator:
+    if isinstance(draft_model, DraftHead):
+        draft_model.begin()
     limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes, config.draft_from_texts)
     return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder, draft_model)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from graftwork.engine.build.device_meter import DeviceMeter
+from graftwork.engine.build.devices import DeviceMeter
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kernels.step_inputs import PinnedMemory
 from graftwork.engine.kv.index.page_windows import PageWindows

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
-from graftwork.engine.attention.torch_attention import TorchAttention
+from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.build.attention import build_attention
-from graftwork.engine.build.device_meter import CudaMeter, DeviceMeter
-from graftwork.engine.build.devices import choose_dtype, load_weights, scheduler_limits
+from graftwork.engine.build.devices import CudaMeter, DeviceMeter, choose_dtype, load_weights, scheduler_limits
 from graftwork.engine.build.graphs import GraphBuild, cuda_graphs, wants_decode_graphs
 from graftwork.engine.build.kv import KvStorage, frame_sizer
 from graftwork.engine.build.lora import build_lora
@@ -47,6 +46,7 @@ from graftwork.engine.runner.choose_experts import choose_experts
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.draft_model import DraftModelRunner, DraftModelSizes
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
+from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.prompt_pooler import PromptPooler
@@ -83,6 +83,8 @@ class RunnerParts:
     """Makes the row operations of several ranks from those of this one. The default is for one rank."""
     spread: Callable[[torch.Tensor], None] = lambda token_ids: None
     """Gives all ranks the tokens of rank 0, if a step awaits some. The default is for one rank."""
+    taps: HiddenTaps | None = None
+    """Keep hidden states for a draft head; None without one."""
 
     def runner(self, storage: KvStorage, adapters: ResidentAdapters, *, with_graphs: bool = True) -> ModelRunner:
         """Returns a new runner that reads and writes KV in `storage`.
@@ -103,7 +105,7 @@ class RunnerParts:
         )
         forward.paths.fallback_graphs = int(wants_graphs and graphs is None)
         scorer = PromptScorer(own.decoder, self.lora, own.builder.rules, finder.mix)
-        return ModelRunner(forward, sampler, scorer, PromptPooler(own.decoder), device)
+        return ModelRunner(forward, sampler, scorer, PromptPooler(own.decoder), device, self.taps)
 
     def graphs_bytes(self, storage: KvStorage, meter: DeviceMeter) -> int:
         """Captures some CUDA graphs over `storage`, and returns the bytes that all graphs of the engine will take.
@@ -149,7 +151,13 @@ class RunnerParts:
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
             Decoder(
-                self.model, self.weights, rows, self.on_layer, self._recurrent(storage), self._experts(memory.device)
+                self.model,
+                self.weights,
+                rows,
+                self.on_layer,
+                self._recurrent(storage),
+                self._experts(memory.device),
+                self.taps,
             ),
             build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
@@ -194,7 +202,7 @@ class _StepParts:
                 on_gpu and config.kernels_for("rows") == "auto" and isinstance(self.decoder.rows, TorchRowOps)
             ),
             fallback_attention=int(
-                on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, TorchAttention)
+                on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, RollingAttention)
             ),
             fallback_experts=int(
                 on_gpu

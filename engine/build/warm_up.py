@@ -12,8 +12,8 @@ from itertools import accumulate
 
 import torch
 
-from graftwork.engine.build.device_meter import CudaMeter, DeviceMeter
 from graftwork.engine.build.device_sizes import MeasuredDevice
+from graftwork.engine.build.devices import CudaMeter, DeviceMeter
 from graftwork.engine.build.graphs import wants_decode_graphs
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer, groups_of
 from graftwork.engine.build.lora import PACK_BYTES

@@ -172,8 +172,12 @@ class EngineConfig:
     """The folder of a small model with the vocabulary of `model`, which drafts where that is measured to pay; None for
     drafts from text alone. It runs on the same device.
     """
+    draft_head: Path | None = None
+    """The folder of an EAGLE-3 head of `model`, which drafts from its hidden states in the place of a draft model."""
     draft_kv_bytes: int = 256 * 2**20
-    """Bytes of the draft model's KV on the device, for running requests, beside `device_bytes`."""
+    """Bytes of the draft model's KV on the device, for running requests, beside `device_bytes`. With a draft head: of its KV
+    and of the features that it keeps.
+    """
 
     def kernels_for(self, part: KernelPart) -> str:
         """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest.

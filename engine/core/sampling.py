@@ -64,6 +64,18 @@ def _described(description: str, **bounds: float) -> dict[str, Any]:
     return {"description": description, "range": Range(**bounds) if bounds else None}
 
 
+DEFAULT_SINKS = 4
+"""The first tokens that a request with a rolling window still sees, if it names no number. Source: StreamingLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollingWindow:
+    """Which tokens a token attends to: the first `sinks` of the text, and the last `window` up to itself."""
+
+    sinks: int
+    window: int
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The sampling fields of one request. A new field needs one line here and the code that uses it."""
@@ -122,6 +134,22 @@ class SamplingParams:
             le=MAX_TOP_LOGPROBS,
         ),
     )
+    attention_window: int | None = field(
+        default=None,
+        metadata=_described(
+            "Each token attends to the last so many tokens only, and to the first ones (attention_sinks); None: to all.",
+            ge=1,
+            le=1 << 30,
+        ),
+    )
+    attention_sinks: int | None = field(
+        default=None,
+        metadata=_described(
+            f"With attention_window: how many of the first tokens each token attends to besides; None: {DEFAULT_SINKS}.",
+            ge=0,
+            le=1 << 30,
+        ),
+    )
     choice: int = field(
         default=0,
         metadata=_described("The number of this answer among those to one prompt; each draws its own noise.", ge=0),
@@ -140,6 +168,15 @@ class SamplingParams:
         """Whether a penalty is set, so that the tokens generated so far must be counted."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
+    @property
+    def rolling_window(self) -> RollingWindow | None:
+        """The tokens that a token attends to; None for all up to itself."""
+        if self.attention_window is None:
+            return None
+        return RollingWindow(
+            DEFAULT_SINKS if self.attention_sinks is None else self.attention_sinks, self.attention_window
+        )
+
     def check(self) -> None:
         """Checks every field.
 
@@ -150,6 +187,11 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be {allowed}.", param=name)
         if not all(math.isfinite(bias) for _, bias in self.logit_bias):
             raise InvalidRequest("Each bias in logit_bias must be a finite number.", param="logit_bias")
+        if self.attention_sinks is not None and self.attention_window is None:
+            raise InvalidRequest(
+                "attention_sinks has no effect without attention_window: send both, or neither.",
+                param="attention_sinks",
+            )
 
 
 RANGES: dict[str, Range] = {one.name: one.metadata["range"] for one in fields(SamplingParams) if one.metadata["range"]}

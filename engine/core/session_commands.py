@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from graftwork.engine.core.requests import AdapterUse, KvFileKey, SessionKey
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.platform.ids import IsolationDomain
 
 
@@ -57,6 +58,8 @@ class SessionCommand:
     """
     kv_key: KvFileKey | None = None
     """See EngineRequest.kv_key."""
+    window: RollingWindow | None = None
+    """The rolling window of the session's turns: the KV is that of such turns."""
 
 
 @dataclass(frozen=True, slots=True)

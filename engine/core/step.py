@@ -19,7 +19,7 @@ from graftwork.engine.core.events import TokenLogprobs
 from graftwork.engine.core.pooling import Float64, PoolSpec
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.tiers import PageId
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
@@ -116,6 +116,8 @@ class RequestSlice:
 
     The plan is made before that token is known. It is the only token of the slice, and `token_ids` is empty.
     """
+    window: RollingWindow | None = None
+    """Which tokens the tokens of this slice attend to; None for all before each."""
     place: int = 0
     """The request's place in the batch: a number that no other running request has, from 0 on."""
     windows: WindowTables | None = None

@@ -5,6 +5,7 @@ The model runs as it is served: with the engine's kernels, dtype and cache, one 
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import Stop, SubmitRequest
@@ -38,8 +39,9 @@ class NoAdapters:
 class TextScorer:
     """One model, loaded as an engine would serve it. Close it to free its memory."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Loads the model. Raises InvalidRequest if it cannot be served."""
+    def __init__(self, config: EngineConfig, window: RollingWindow | None = None) -> None:
+        """Loads the model. With a window, its tokens attend to no others. Raises InvalidRequest if it cannot be served."""
+        self._window = window
         self._engine: Engine = build_engine(config, lambda _: NoAdapters(), costs=CostTracker(UNMEASURED))
         self._failure: GraftworkError | None = None
         self._is_over = False
@@ -86,7 +88,7 @@ class TextScorer:
         request = EngineRequest(
             request_id=RequestId(f"text_{number}"),
             prompt_token_ids=tuple(text),
-            sampling=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0),
+            sampling=_sampling(self._window),
             domain=IsolationDomain(number.to_bytes(8, "big")),
         )
         loop.take(SubmitRequest(request, self._hear))
@@ -103,3 +105,11 @@ class TextScorer:
             if isinstance(output.event, GraftworkError):
                 self._failure = output.event
             self._is_over = self._is_over or output.is_last
+
+
+def _sampling(window: RollingWindow | None) -> SamplingParams:
+    """Asks for the log probabilities of a prompt."""
+    plain = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    if window is None:
+        return plain
+    return replace(plain, attention_window=window.window, attention_sinks=window.sinks)

@@ -103,13 +103,11 @@ class SessionCache:
         self._lease_model.forget_domain(domain.hex())
 
     def _path(self, command: SessionCommand) -> TokenPath:
-        own = self._scopes.scope(command.domain, tuple(sorted(command.adapters)))
+        adapters = tuple(sorted(command.adapters))
+        own = self._scopes.scope(command.domain, adapters)
         public_pages = command.public_tokens // self._kv_cache.page_tokens
-        return TokenPath(
-            self._scopes.with_public_pages(own, tuple(sorted(command.adapters)), public_pages),
-            command.token_ids,
-            command.domain,
-        )
+        scope = self._scopes.of_prompt(own, adapters, public_pages, command.window)
+        return TokenPath(scope, command.token_ids, command.domain)
 
     def _hold(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         record = self._kv_cache.set_history(path, use)

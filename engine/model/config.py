@@ -199,14 +199,26 @@ def read_model_config(folder: Path) -> ModelConfig:
 
     Raises InvalidRequest if the file is missing, or if the model is not supported.
     """
+    return parse_model_config(read_config_json(folder), folder)
+
+
+def parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
+    """Returns the configuration that the content of a config.json gives. `folder` may have a generation_config.json.
+
+    Raises InvalidRequest if the model is not supported.
+    """
     try:
-        return _read_model_config(folder)
+        return _parse_model_config(found, folder)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise refused(f"a setting has a value of the wrong kind ({error}): take the model's own file.") from error
 
 
-def _read_model_config(folder: Path) -> ModelConfig:
-    found = _read_json(folder / "config.json")
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """Returns the content of a model folder's config.json. Raises InvalidRequest if there is none."""
+    return _read_json(folder / "config.json")
+
+
+def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
     variant = _variant(found)
     refuse_unknown(found, variant)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}

@@ -29,7 +29,6 @@ class RotaryTable:
         self.is_interleaved = rope.is_interleaved
         self.rotated = both.shape[1]
         """The number of features of each head that are rotated: the first ones."""
-        self._is_whole = self.rotated == head_dim
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the cosines and the sines of the given positions.
@@ -44,14 +43,40 @@ class RotaryTable:
 
         x: [num_tokens, heads, head_dim]. The result has the shape and dtype of x.
         """
-        rotated = x if self._is_whole else x[..., : self.rotated]
-        if self.is_interleaved:
-            turned = torch.stack([-rotated[..., 1::2], rotated[..., ::2]], dim=-1).flatten(-2)
-        else:
-            first, second = rotated.chunk(2, dim=-1)
-            turned = torch.cat([-second, first], dim=-1)
-        result = (rotated * cos + turned * sin).to(x.dtype)
-        return result if self._is_whole else torch.cat([result, x[..., self.rotated :]], dim=-1)
+        return _turned(x, cos, sin, self.rotated, is_interleaved=self.is_interleaved)
+
+
+class RotaryTurn:
+    """Turns rotated queries back by any number of positions, so that they stand nearer to keys than in the text."""
+
+    def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
+        self._frequencies = rotary_frequencies(head_dim, rope, context_tokens).to(device)
+        self._is_interleaved = rope.is_interleaved
+
+    def back(self, x: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """Returns queries as if they stood `distances` positions earlier. Computes in fp32.
+
+        x: [num_tokens, heads, head_dim], rotated; distances: [num_tokens]. The result is fp32.
+        """
+        angles = torch.outer(distances.float(), self._frequencies)
+        both = angles.repeat_interleave(2, dim=1) if self._is_interleaved else torch.cat([angles, angles], dim=1)
+        cos, sin = both.cos().unsqueeze(1), both.sin().unsqueeze(1)
+        return _turned(x.float(), cos, -sin, both.shape[1], is_interleaved=self._is_interleaved)
+
+
+def _turned(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_rotated: int, *, is_interleaved: bool
+) -> torch.Tensor:
+    """Rotates the first `num_rotated` features of each head. x: [num_tokens, heads, head_dim]."""
+    is_whole = num_rotated == x.shape[-1]
+    rotated = x if is_whole else x[..., :num_rotated]
+    if is_interleaved:
+        turned = torch.stack([-rotated[..., 1::2], rotated[..., ::2]], dim=-1).flatten(-2)
+    else:
+        first, second = rotated.chunk(2, dim=-1)
+        turned = torch.cat([-second, first], dim=-1)
+    result = (rotated * cos + turned * sin).to(x.dtype)
+    return result if is_whole else torch.cat([result, x[..., num_rotated:]], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from graftwork.engine.core.requests import (
     SessionKey,
     SessionUse,
 )
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import engine_pb2 as wire
@@ -331,6 +331,7 @@ def command_to_wire(command: SessionCommand) -> wire.Tending:
         public_tokens=command.public_tokens,
         waits=[wire.ToolWait(**asdict(wait)) for wait in command.waits],
         kv_key=_secret_of(command.kv_key),
+        window=None if command.window is None else wire.RollingWindow(**asdict(command.window)),
     )
 
 
@@ -344,6 +345,7 @@ def command_from_wire(message: wire.Tending) -> SessionCommand:
         public_tokens=message.public_tokens,
         waits=tuple(_read(ToolWait, wait) for wait in message.waits),
         kv_key=KvFileKey(message.kv_key) if message.kv_key else None,
+        window=_read(RollingWindow, message.window) if message.HasField("window") else None,
     )
 
 

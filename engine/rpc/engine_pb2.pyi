@@ -373,7 +373,7 @@ class ForgetDomainReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Tending(_message.Message):
-    __slots__ = ("verb", "session", "isolation", "adapters", "token_ids", "public_tokens", "waits", "kv_key")
+    __slots__ = ("verb", "session", "isolation", "adapters", "token_ids", "public_tokens", "waits", "kv_key", "window")
     VERB_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +382,7 @@ class Tending(_message.Message):
     PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     KV_KEY_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     verb: str
     session: str
     isolation: bytes
@@ -390,7 +391,16 @@ class Tending(_message.Message):
     public_tokens: int
     waits: _containers.RepeatedCompositeFieldContainer[ToolWait]
     kv_key: bytes
-    def __init__(self, verb: _Optional[str] = ..., session: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., public_tokens: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[ToolWait, _Mapping]]] = ..., kv_key: _Optional[bytes] = ...) -> None: ...
+    window: RollingWindow
+    def __init__(self, verb: _Optional[str] = ..., session: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., public_tokens: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[ToolWait, _Mapping]]] = ..., kv_key: _Optional[bytes] = ..., window: _Optional[_Union[RollingWindow, _Mapping]] = ...) -> None: ...
+
+class RollingWindow(_message.Message):
+    __slots__ = ("sinks", "window")
+    SINKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    sinks: int
+    window: int
+    def __init__(self, sinks: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ToolWait(_message.Message):
     __slots__ = ("tool", "expected_ms")

@@ -18,6 +18,7 @@ from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
 from graftwork.engine.recurrence.layers import RecurrentLayers, StepRecurrence
+from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchTensors
 from graftwork.engine.runner.mlp import build_mlp
 from graftwork.engine.runner.row_ops import RowOps, StepRows
@@ -45,15 +46,18 @@ class Decoder:
         on_layer: Callable[[], None],
         recurrent: RecurrentLayers | None = None,
         experts: type[ExpertBackend] = ExpertLoop,
+        taps: HiddenTaps | None = None,
     ) -> None:
         """`on_layer` is called before each layer, so that others can see that a long step advances. `recurrent` computes
-        the recurrent layers, and `experts` the experts of routed layers, if the model has some.
+        the recurrent layers, and `experts` the experts of routed layers, if the model has some. `taps` keep hidden states
+        for a draft head.
         """
         self.config = config
         self.weights = weights
         self.rows = rows
         self._on_layer = on_layer
         self._recurrent = recurrent
+        self._taps = taps
         self._mixers = [self._attention if one.recurrent is None else self._recurrence for one in weights.layers]
         self.experts = None if config.experts is None else experts
         self._mlps = [build_mlp(config, layer.mlp, index, rows, experts) for index, layer in enumerate(weights.layers)]
@@ -78,12 +82,17 @@ class Decoder:
         x = hidden if first is None else rows.norm(hidden, first)
         for index, layer in enumerate(layers):
             self._on_layer()
+            if self._taps is not None:
+                self._taps.take(index, hidden)
             delta = self._mixers[index](x, layer, index, step)
             hidden, after = rows.add_norm(hidden, delta, layer.mlp_norm, layer.attention_post_norm)
             delta = self._mlps[index](x if self._is_parallel else after, lora)
             if index + 1 < len(layers):
                 hidden, x = rows.add_norm(hidden, delta, layers[index + 1].attention_norm, layer.mlp_post_norm)
-        return rows.add(hidden, delta, layers[-1].mlp_post_norm)
+        hidden = rows.add(hidden, delta, layers[-1].mlp_post_norm)
+        if self._taps is not None:
+            self._taps.take(len(layers), hidden)
+        return hidden
 
     def logits(self, hidden: torch.Tensor, lora: StepLora | None) -> torch.Tensor:
         """Returns the logits of some rows of `hidden`: [num_rows, vocab] in the model's dtype.

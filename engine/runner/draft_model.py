@@ -85,8 +85,8 @@ class DraftModelRunner:
         self._texts: OrderedDict[RequestId, _Text] = OrderedDict()
         """The text of each request, the one first that has waited longest for a guess."""
 
-    def reaches(self, num_tokens: int) -> bool:
-        sizes = self._sizes
+    def reaches(self, context: DraftContext, max_tokens: int) -> bool:
+        num_tokens, sizes = context.num_tokens + max_tokens, self._sizes
         return num_tokens <= min(sizes.context_tokens, sizes.num_pages * sizes.page_tokens)
 
     def num_missing(self, context: DraftContext) -> int:
@@ -156,7 +156,7 @@ class DraftModelRunner:
     def _text_of(self, context: DraftContext) -> _Text:
         text = self._texts.get(context.request_id)
         if text is None:
-            text = self._texts[context.request_id] = _Text(_plain(context.sampling, self._sizes.own_vocab_size))
+            text = self._texts[context.request_id] = _Text(plain_sampling(context.sampling, self._sizes.own_vocab_size))
         self._texts.move_to_end(context.request_id)
         return text
 
@@ -186,7 +186,7 @@ def _tokens(context: DraftContext, start: int, end: int) -> tuple[int, ...]:
     return (*context.token_ids[start:end], *drafted)
 
 
-def _plain(sampling: SamplingParams, vocab_size: int) -> SamplingParams:
+def plain_sampling(sampling: SamplingParams, vocab_size: int) -> SamplingParams:
     """Returns how guesses are sampled: as the request samples, but without penalties, whose counts only it keeps."""
     return replace(
         sampling,

@@ -21,6 +21,7 @@ from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.kernels.step_inputs import Passenger, PinnedMemory
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.runner.forward import ForwardPass, SampledTokens
+from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchRows
 from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
@@ -100,12 +101,15 @@ class ModelRunner:
         scorer: PromptScorer,
         pooler: PromptPooler,
         device: torch.device,
+        taps: HiddenTaps | None = None,
     ) -> None:
+        """`taps` are those of the decoder: a draft head reads the hidden states of each step from them."""
         self.forward = forward
         self._sampler = sampler
         self.scorer = scorer
         self._pooler = pooler
         self._device = device
+        self.taps = taps
         self._launched: StepFlight | None = None
         """The step that was launched last. The next one may take tokens from it."""
 
@@ -122,6 +126,8 @@ class ModelRunner:
         if plan.can_prepare_sampling or self._sampler.takes_awaited_tokens:
             passenger = flight.prepare(tokens)  # so that its numbers travel with those of the forward pass
         flight.computes(*self.forward.compute(rows, tokens, passenger))
+        if self.taps is not None:
+            self.taps.deliver(rows.slices)
         self._launched = flight
         return flight
 

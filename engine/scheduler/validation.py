@@ -41,6 +41,8 @@ class SchedulerLimits:
     """Whether a draft token may be the last token of a page. Not if a full page must have the state after its last token,
     because the state after draft tokens is known only when they are accepted.
     """
+    why_no_windows: str | None = None
+    """Why this engine serves no rolling windows (see RollingWindow), as the end of a sentence; None if it serves them."""
     min_run_steps: int = 8
     """A request that has got a place in the batch keeps it for this many steps at least, whoever else waits. So a place is
     not handed back and forth: the KV of a preempted request is copied to the host and back.
@@ -84,6 +86,10 @@ class RequestValidator:
         _check_pooling(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
+        if request.sampling.rolling_window is not None and limits.why_no_windows is not None:
+            raise InvalidRequest(
+                f"attention_window is not served here: {limits.why_no_windows}. Leave it out.", param="attention_window"
+            )
         _check_emitted(request, self._stop_token_ids(request.sampling), limits.context_tokens)
 
     def new_state(self, request: EngineRequest, arrived_at: float | None = None) -> RequestState:

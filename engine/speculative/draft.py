@@ -21,7 +21,7 @@ class DraftSource(StrEnum):
     CACHE = "cache"
     """Earlier answers to requests of the same domain (usually one tenant) with the same adapters."""
     MODEL = "model"
-    """A draft model: a small model with the vocabulary of the served one."""
+    """A draft model: a small model with the vocabulary of the served one, or a head that reads its hidden states."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
 """Defines a draft model: a small model with the vocabulary of the served one, which guesses the next tokens of requests.
+A head that reads the served model's hidden states is one too.
 
 Never decides when it guesses: ModelDrafter does. Its guesses are drafts like others, so they change no answer.
 Source: speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
@@ -62,8 +63,8 @@ class DraftModel(Protocol):
         """The bytes of its weights, as a fraction of those of the served model: a first estimate of what a pass costs."""
         ...
 
-    def reaches(self, num_tokens: int) -> bool:
-        """Returns whether it could guess after a text of this length: within its context, and within its KV memory."""
+    def reaches(self, context: DraftContext, max_tokens: int) -> bool:
+        """Returns whether it could guess `max_tokens` tokens after a text: within its context, and within its KV memory."""
         ...
 
     def num_missing(self, context: DraftContext) -> int:

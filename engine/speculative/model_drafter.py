@@ -122,7 +122,7 @@ class ModelDrafter:
 
     def __init__(self, model: DraftModel, clock: Clock, step_cost: StepCost) -> None:
         """`step_cost` estimates the duration of a step of the served model."""
-        self._model = model
+        self.model = model
         self._clock = clock
         self._step_cost = step_cost
         self.pass_cost = StepCost()
@@ -154,6 +154,8 @@ class ModelDrafter:
         """
         batch = _Batch.of(tasks, without, self._step_cost)
         able = [task for task in tasks if self._can_serve(task)]
+        if not able:
+            return None  # nothing is learned of the model's worth
         gaining, due = self._candidates(able, batch)
         best = self._best_pace(gaining, batch)
         if best > (1 + LEAST_GAIN) * batch.pace:
@@ -187,12 +189,10 @@ class ModelDrafter:
         course = self._courses.pop(request_id, None)
         if course is not None and course.num_steps:
             self._served_steps += (course.num_steps - self._served_steps) / 16
-        self._model.forget(request_id)
+        self.model.forget(request_id)
 
     def _can_serve(self, task: DraftTask) -> bool:
-        return task.max_tokens > len(task.drafts.forced) and self._model.reaches(
-            task.context.num_tokens + task.max_tokens
-        )
+        return task.max_tokens > len(task.drafts.forced) and self.model.reaches(task.context, task.max_tokens)
 
     # ---- choose -----------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class ModelDrafter:
         return best
 
     def _catch_up_seconds(self, chains: list[_Chain]) -> float:
-        num_missing = sum(self._model.num_missing(chain.task.context) for chain in chains)
+        num_missing = sum(self.model.num_missing(chain.task.context) for chain in chains)
         return max(self._pass_slope * (num_missing - len(chains)), 0.0) / self._served_steps
 
     # ---- pass -------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class ModelDrafter:
         while live:
             contexts = [_context(chain) for chain in live]
             began_at = self._clock.monotonic()
-            done = self._model.guess(contexts)
+            done = self.model.guess(contexts)
             seconds = self._clock.monotonic() - began_at
             self.pass_cost.record(done.num_rows, seconds)
             spent += seconds
@@ -289,14 +289,14 @@ class ModelDrafter:
     def _pass_seconds(self, num_rows: int) -> float:
         if self.pass_cost.is_measured:
             return self.pass_cost.seconds(num_rows)
-        return self._model.relative_cost * self._step_cost.seconds(num_rows)
+        return self.model.relative_cost * self._step_cost.seconds(num_rows)
 
     @property
     def _pass_slope(self) -> float:
-        return self.pass_cost.slope if self.pass_cost.is_measured else self._model.relative_cost * self._step_cost.slope
+        return self.pass_cost.slope if self.pass_cost.is_measured else self.model.relative_cost * self._step_cost.slope
 
     def check_integrity(self) -> None:
-        self._model.check_integrity()
+        self.model.check_integrity()
 
 
 def _context(chain: _Chain) -> DraftContext:

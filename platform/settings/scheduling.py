@@ -56,5 +56,8 @@ class SchedulingSettings:
     draft_model: Path | ModelReference | None = setting(None, parse_model)
     """A small model with the tokenizer of the served one, which drafts tokens where it is measured to pay: its folder,
     `hf:ORGANISATION/NAME@REVISION`, or `s3://BUCKET/PREFIX`. None drafts from text alone."""
+    draft_head: Path | ModelReference | None = setting(None, parse_model)
+    """An EAGLE-3 head of the served model, which drafts tokens from its hidden states in the place of a draft model: its
+    folder, or as for `draft_model`."""
     draft_kv_bytes: int | None = setting(None, parse_bytes)
-    """Bytes of device memory for the draft model's KV. None is the engine's default."""
+    """Bytes of device memory for the draft model's KV, or for what a draft head keeps. None is the engine's default."""

@@ -106,6 +106,8 @@ class SamplingFields(BaseModel):
     presence_penalty: Annotated[float | None, described_number("presence_penalty")] = None
     frequency_penalty: Annotated[float | None, described_number("frequency_penalty")] = None
     repetition_penalty: Annotated[float | None, described_number("repetition_penalty")] = None
+    attention_window: Annotated[int | None, described_number("attention_window")] = None
+    attention_sinks: Annotated[int | None, described_number("attention_sinks")] = None
     logit_bias: Annotated[
         LogitBias, Field(description="Maps token ids, written as text, to numbers that are added to their logits.")
     ] = None

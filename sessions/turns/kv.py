@@ -18,6 +18,7 @@ from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.principals import isolation_of
 from graftwork.sessions.core.session import AgentSession
 from graftwork.sessions.text.encoding import PublicPrefixes
+from graftwork.sessions.turns.settings import rolling_window
 
 _log = logging.getLogger("graftwork.sessions")
 
@@ -96,6 +97,7 @@ class SessionKvClient:
                     waits=waits,
                     public_tokens=self._public_prefixes.tokens_of(history.token_ids),
                     kv_key=await self._key(verb, history.session.tenant_id),
+                    window=rolling_window(history.session.settings.sampling),
                 )
             )
         except GraftworkError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graftwork.adapters.format.defaults import AdapterDefaults
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.generation.constraints import OutputConstraints, ResponseFormatFields, read_response_format
@@ -141,6 +141,12 @@ def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
             raise ValidationFailed(f"There is no sampling field {name!r}.", param=f"sampling.{name}") from error
         message = f"sampling.{name}: {entry['msg'].removeprefix('Value error, ')}"
         raise ValidationFailed(message, param=f"sampling.{name}") from error
+
+
+def rolling_window(sampling: Mapping[str, Any]) -> RollingWindow | None:
+    """Returns the rolling window that the field `sampling` of a session names; None without one."""
+    window, sinks = sampling.get("attention_window"), sampling.get("attention_sinks")
+    return SamplingParams(max_tokens=1, attention_window=window, attention_sinks=sinks).rolling_window
 
 
 def _check_answer(settings: SessionSettings) -> None:

@@ -41,9 +41,9 @@ class DemoEngines:
         """A new engine. Unless it `measures` its costs, it loads whatever it can."""
         settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_bytes": 64 * 2**20} | options
         config = EngineConfig(model=DEMO / "model", page_tokens=PAGE, **settings)
-        return EngineDriver(build_engine(config, self._source, costs=None if measures else load_always()))
+        return EngineDriver(build_engine(config, self.source, costs=None if measures else load_always()))
 
-    def _source(self, description: EngineDescription) -> AdapterSource:
+    def source(self, description: EngineDescription) -> AdapterSource:
         store = LocalArtifacts(self.root)
         for job in JOBS[1:]:
             folder = DEMO / "adapters" / job

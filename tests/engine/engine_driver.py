@@ -162,8 +162,8 @@ class EngineDriver:
         adapter = options.get("adapter")
         adapters = (AdapterUse(adapter),) if adapter is not None else ()
         domain = IsolationDomain(options.get("domain", b"tenant"))
-        public_tokens, key = options.get("public_tokens", 0), options.get("kv_key")
-        command = SessionCommand(verb, SessionKey(session), domain, adapters, tuple(tokens), public_tokens, waits, key)
+        rest = options.get("public_tokens", 0), waits, options.get("kv_key"), options.get("window")
+        command = SessionCommand(verb, SessionKey(session), domain, adapters, tuple(tokens), *rest)
         self.loop.take(RunSessionCommand(command, answers.append))
         return answers[0]
 

@@ -22,8 +22,8 @@ class HashDraftModel:
         """The text of each request that it was last asked about, without draft tokens."""
         self._requests = requests
 
-    def reaches(self, num_tokens: int) -> bool:
-        return num_tokens < CONTEXT
+    def reaches(self, context: DraftContext, max_tokens: int) -> bool:
+        return context.num_tokens + max_tokens < CONTEXT
 
     def num_missing(self, context: DraftContext) -> int:
         return max(context.num_tokens - len(self.texts.get(context.request_id, ())), 1)

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 pytest.importorskip("peft", reason="peft and transformers, which make the models of these tests, are not installed")
-from graftwork.engine.build.device_meter import CudaMeter
+from graftwork.engine.build.devices import CudaMeter
 from graftwork.engine.build.graphs import GraphBuild, cuda_graphs
 from graftwork.engine.runner.decode_graphs import CudaGraphs
 from graftwork.engine.scheduler.validation import SchedulerLimits

@@ -6,8 +6,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from graftwork.engine.build.device_meter import CudaMeter
-from graftwork.engine.build.devices import load_weights
+from graftwork.engine.build.devices import CudaMeter, load_weights
 from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry, PinnedBlock

@@ -16,6 +16,7 @@ from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from graftwork.engine.core.config import EngineConfig
+    from graftwork.engine.core.sampling import RollingWindow
     from graftwork.engine.evaluation.comparison import Divergence, TextFigures
     from graftwork.engine.evaluation.gate import Verdict
     from graftwork.engine.evaluation.text_scorer import TextScorer
@@ -24,6 +25,8 @@ app = typer.Typer(no_args_is_help=True, help="Examine a model's folder before it
 
 _TEXT_TOKENS = 512
 """The most tokens of one piece of the texts."""
+_WINDOWS_OF_PIECE = 4
+"""With a rolling window, a piece has so many times the tokens that are in sight."""
 
 
 @app.callback()
@@ -46,6 +49,12 @@ def check(
         str | None, typer.Option(help="Round the model's weights to int8 or int4, as `serve --quantization` does.")
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="How the model's KV is stored: auto, int8 or fp8.")] = "auto",
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Its tokens attend to the last N tokens only, and to the sinks.")
+    ] = None,
+    sinks: Annotated[
+        int | None, typer.Option(min=0, help="With --window: the first tokens that stay in sight (default: 4).")
+    ] = None,
     against_dtype: Annotated[str, typer.Option(help="The dtype of its parent.")] = "auto",
     device: Device = None,
     max_kl: Annotated[float, typer.Option(min=0.0, help="The most KL divergence, in nats a token.")] = 0.05,
@@ -64,14 +73,15 @@ def check(
     from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.gate import Limits, judge
 
-    pieces, where = _pieces(model, against, texts, tokens), device or "auto"
+    rolling, where = _window(window, sinks), device or "auto"
+    pieces = _pieces(model, against, texts, tokens, rolling)
     candidate = EngineConfig(
         model=model, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, device=where, host_kv_bytes=0
     )
     origin = None
     if against is not None:
         origin = EngineConfig(model=against, dtype=against_dtype, device=where, host_kv_bytes=0)
-    figures, parent, divergence, memory = _measure(candidate, origin, pieces, quiet=as_json)
+    figures, parent, divergence, memory = _measure(candidate, rolling, origin, pieces, quiet=as_json)
     verdict = None
     if parent is not None and divergence is not None:
         verdict = judge(figures, parent, divergence, Limits(max_kl, min_agreement, max_perplexity_ratio))
@@ -92,10 +102,24 @@ class _Measured(NamedTuple):
     memory: dict[str, int]
 
 
+def _window(window: int | None, sinks: int | None) -> "RollingWindow | None":
+    """Returns what the tokens of the model attend to; None for all before each. Raises InvalidRequest for sinks alone."""
+    from graftwork.engine.core.sampling import SamplingParams
+
+    sampling = SamplingParams(max_tokens=1, attention_window=window, attention_sinks=sinks)
+    sampling.check()
+    return sampling.rolling_window
+
+
 def _measure(
-    candidate: "EngineConfig", parent: "EngineConfig | None", pieces: Sequence[tuple[int, ...]], *, quiet: bool
+    candidate: "EngineConfig",
+    window: "RollingWindow | None",
+    parent: "EngineConfig | None",
+    pieces: Sequence[tuple[int, ...]],
+    *,
+    quiet: bool,
 ) -> _Measured:
-    """Runs a model over texts, and its parent before, if there is one."""
+    """Runs a model over texts, and its parent before, if there is one. The parent attends to all tokens."""
     from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows
 
     own = LikelihoodMeter(pieces)
@@ -106,7 +130,7 @@ def _measure(
                 rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
                 _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=quiet)
             meter = DivergenceMeter(rows)
-        with _loaded(candidate) as scorer:
+        with _loaded(candidate, window) as scorer:
             takes = (own.take,) if meter is None else (own.take, meter.take)
             _score(scorer, pieces, "model", takes, quiet=quiet)
             memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
@@ -115,8 +139,12 @@ def _measure(
     return _Measured(own.figures(), theirs.figures(), meter.figures(), memory)
 
 
-def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[tuple[int, ...]]:
-    """Returns the texts as pieces of token ids. Raises InvalidRequest if there is nothing to compare."""
+def _pieces(
+    model: Path, against: Path | None, texts: Path, most: int, window: "RollingWindow | None"
+) -> list[tuple[int, ...]]:
+    """Returns the texts as pieces of token ids, each long enough for a window. Raises InvalidRequest if there is nothing to
+    compare.
+    """
     from graftwork.sessions.text.model_files import ModelFolder
 
     folder = ModelFolder.load(model)
@@ -128,7 +156,8 @@ def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[t
         )
     files = sorted(texts.glob("*.txt")) if texts.is_dir() else [texts]
     pieces: list[tuple[int, ...]] = []
-    length = min(_TEXT_TOKENS, folder.context_tokens - 1)
+    seen = 0 if window is None else window.sinks + window.window
+    length = min(max(_TEXT_TOKENS, _WINDOWS_OF_PIECE * seen), folder.context_tokens - 1)
     for file in files:
         try:
             token_ids = folder.tokenizer.encode(file.read_text(encoding="utf-8"), allow_special=False)
@@ -141,14 +170,20 @@ def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[t
             pieces += [piece] if len(piece := token_ids[start : start + min(length, left)]) > 1 else []
     if not pieces:
         raise InvalidRequest(f"--texts: {texts} has no text of two tokens: give what your users write.", param="texts")
+    if seen and max(map(len, pieces)) <= seen:
+        raise InvalidRequest(
+            f"--window: the longest text has {max(map(len, pieces))} tokens, and sinks and window reach over {seen}, so "
+            "nothing would be out of sight: give longer texts, more --tokens, or a smaller window.",
+            param="window",
+        )
     return pieces
 
 
 @contextmanager
-def _loaded(config: "EngineConfig") -> "Iterator[TextScorer]":
+def _loaded(config: "EngineConfig", window: "RollingWindow | None" = None) -> "Iterator[TextScorer]":
     from graftwork.engine.evaluation.text_scorer import TextScorer
 
-    with closing(TextScorer(config)) as scorer:
+    with closing(TextScorer(config, window)) as scorer:
         yield scorer
 
 

@@ -145,8 +145,17 @@ DraftModelPlace = Annotated[
         help="A small model with the same tokenizer, which guesses tokens where that pays (default: none).",
     ),
 ]
+DraftHeadPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-head",
+        metavar="DIR|hf:NAME@REV|s3://…",
+        help="An EAGLE-3 head of the model, which guesses tokens where that pays (default: none).",
+    ),
+]
 DraftKvBytes = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Device memory for the draft model's KV (default: 256MiB).")
+    str | None,
+    typer.Option(metavar="SIZE", help="Device memory for the KV of the draft model or head (default: 256MiB)."),
 ]
 LogFormat = Annotated[
     str | None, typer.Option(metavar="FORM", help="auto, json or text (default: text at a terminal, JSON elsewhere).")

@@ -11,10 +11,12 @@ import struct
 
 from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
 from graftwork.engine.core.requests import AdapterUse, EngineRequest
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.platform.ids import IsolationDomain
 
 _TAG = b"graftwork/cache-scope/1"
 _PUBLIC_TAG = b"graftwork/public-scope/1"
+_WINDOW_TAG = b"graftwork/window-scope/1"
 
 
 def framed_digest(tag: bytes, *parts: bytes) -> bytes:
@@ -49,10 +51,23 @@ class CacheScopes:
         """Returns the cache scopes of a request's pages: one for public pages, and one for all others.
 
         The first `request.public_tokens` tokens of the prompt are public: all tenants may share their KV. A page is
-        public if all its tokens are public. `page_tokens` is the number of tokens in a page.
+        public if all its tokens are public. `page_tokens` is the number of tokens in a page. What a request with a rolling
+        window computes is found only by requests with the same one.
         """
         own = self.scope(request.domain, request.adapters)
-        return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
+        public_pages = request.public_tokens // page_tokens
+        return self.of_prompt(own, request.adapters, public_pages, request.sampling.rolling_window)
+
+    def of_prompt(
+        self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int, window: RollingWindow | None
+    ) -> PrefixScope:
+        """Returns the cache scopes of a prompt: `own` is that of its domain and adapters. With a rolling window, no page
+        is public.
+        """
+        if window is None:
+            return self.with_public_pages(own, adapters, public_pages)
+        bounds = struct.pack(">QQ", window.sinks, window.window)
+        return PrefixScope(CacheScope(framed_digest(_WINDOW_TAG, own, bounds)))
 
     def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
         """Returns the cache scopes of a prompt whose first `public_pages` pages are shared by all tenants.

@@ -121,3 +121,28 @@ def test_kv_in_bytes_is_measured(texts: Path) -> None:
     assert body["divergence"]["mean_kl"] > 0
     assert body["divergence"]["agreement"] >= 0.8
     assert body["memory"]["kv_token_bytes"] / plain["memory"]["kv_token_bytes"] in (34 / 64, 34 / 128)  # bf16, fp32
+
+
+def test_the_loss_of_a_window_is_measured_against_the_exact_model(texts: Path) -> None:
+    """A short window loses more than a long one, and the figures of the parent are those without a window."""
+    bodies = {
+        window: json.loads(
+            check(MODEL, "--against", MODEL, "--texts", texts, "--json", "--window", window, "--sinks", 2).stdout
+        )
+        for window in (3, 40)
+    }
+
+    assert bodies[3]["parent"] == bodies[40]["parent"]
+    assert bodies[3]["divergence"]["mean_kl"] > 2 * bodies[40]["divergence"]["mean_kl"] > 0
+    assert bodies[3]["passes"] is False
+
+
+def test_a_window_that_forgets_nothing_is_refused(texts: Path) -> None:
+    """A window over all of the texts would measure nothing; sinks without a window are refused too."""
+    wide = check(MODEL, "--texts", texts, "--window", 60)
+    alone = check(MODEL, "--texts", texts, "--sinks", 4)
+
+    assert wide.exit_code != 0
+    assert "nothing would be out of sight" in wide.output
+    assert alone.exit_code != 0
+    assert "attention_sinks has no effect without attention_window" in alone.output

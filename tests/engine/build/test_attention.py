@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 
+from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.attention.torch_attention import TorchAttention
 from graftwork.engine.build.attention import build_attention
 from graftwork.engine.build.kv import KvStorage, allocate_kv_storage, frame_sizer
@@ -29,7 +30,9 @@ def parts(models: RandomModels, backend: str) -> tuple[EngineConfig, ModelConfig
 def test_a_cpu_is_served_by_torch(models: RandomModels, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     """On a CPU, torch computes attention unless Triton is asked for, and the log has no warning."""
     with caplog.at_level(logging.WARNING):
-        assert isinstance(build_attention(*parts(models, backend)), TorchAttention)
+        found = build_attention(*parts(models, backend))
+        assert isinstance(found, RollingAttention)
+        assert isinstance(found.others, TorchAttention)
     assert not caplog.records
 
 

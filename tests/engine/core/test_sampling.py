@@ -21,6 +21,7 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (0.0, 101),
     "logprobs": (-1, 21),
     "prompt_logprobs": (-1, 21),
+    "attention_window": (0, -3),
     "choice": (-1,),
 }
 INSIDE: dict[str, tuple[Any, ...]] = {
@@ -33,6 +34,7 @@ INSIDE: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ((), (0, 7)),
     "presence_penalty": (-2, 2),
     "repetition_penalty": (0.01, 100),
+    "attention_window": (1, None),
     "logprobs": (0, 20, None),
     "prompt_logprobs": (0, 20, None),
 }

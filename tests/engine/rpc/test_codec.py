@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import PromptEmbedded, PromptScored, StepsTraced, TokenLogprobs, TokensGenerated
 from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, KvFileKey, ServiceTier, SessionKey
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step_spans import EngineSpan, SpanName
@@ -94,6 +94,17 @@ def test_the_key_of_kv_files_arrives(key: KvFileKey | None) -> None:
     command = SessionCommand(SessionVerb.HOLD, SessionKey("s"), sent.domain, (), (1, 2), kv_key=key)
 
     assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
+    assert codec.command_from_wire(codec.command_to_wire(command)) == command
+
+
+@pytest.mark.parametrize("window", [None, RollingWindow(0, 1), RollingWindow(4, 2**30)])
+def test_the_window_of_a_session_arrives(window: RollingWindow | None) -> None:
+    """A request and a session command bring the rolling window, and none is none."""
+    bounds = {} if window is None else {"attention_window": window.window, "attention_sinks": window.sinks}
+    sent = request(SamplingParams(max_tokens=1, **bounds))
+    command = SessionCommand(SessionVerb.READ, SessionKey("s"), sent.domain, (), (1, 2), window=window)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)).sampling.rolling_window == window
     assert codec.command_from_wire(codec.command_to_wire(command)) == command
 
 

@@ -150,7 +150,7 @@ def test_pages_are_taken_from_the_text_that_has_waited_longest(models: RandomMod
 
     assert model.num_missing(greedy("b", list(range(2, 10)))) == 8
     assert [guess is None for guess in both.guesses] == [False, True]
-    assert not model.reaches(17)
+    assert not model.reaches(greedy("b", list(range(2, 10))), 9)
     model.check_integrity()
 
 

@@ -8,10 +8,12 @@ import torch
 
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import Flight, StepPlan
+from tests.engine.draft_head.eagle3 import Eagle3, make_head
+from tests.engine.draft_head.test_head_drafter import check_chain, contexts, head_of
 from tests.engine.flights import RunnerAround
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import Request, engine_of, run, weights
-from tests.engine.random_models import make_base
+from tests.engine.random_models import make_base, reference_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
@@ -76,3 +78,22 @@ def test_overlapped_packed_steps_have_the_tokens_of_torch(base: Path) -> None:
     ours, num_awaiting = answers(True, **TRITON)
     assert ours == answers(False, **TORCH)[0]
     assert num_awaiting >= 9
+
+
+def test_a_draft_head_reads_packed_steps(tmp_path: Path) -> None:
+    """A head whose rows and attention are kernels too reads the states of packed steps: its guesses are the reference's."""
+    base = make_base(tmp_path / "base", num_layers=3)
+    layers: dict[str, Any] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    head = make_head(tmp_path / "head", base, head_dim=8, intermediate_size=48, **layers)
+    driver = engine(base, draft_head=head, max_draft_tokens=4, **TRITON)
+    model, reference = head_of(driver), Eagle3(head, reference_model(base, None))
+    driver.submit([5, 6, 7, 8, 9, 10, 11], max_tokens=12, ignore_eos=True)
+
+    checked = 0
+    for _ in range(4):
+        driver.step()
+        checked += sum(check_chain(model, reference, context, 2) for _, context in contexts(driver))
+    driver.finish()
+
+    assert type(driver.engine.runner.forward).__name__ == "PackedForward"
+    assert checked >= 6

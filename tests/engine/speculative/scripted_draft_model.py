@@ -30,8 +30,8 @@ class ScriptedDraftModel:
         self._pass_s, self._row_s = pass_s, row_s
         self._max_tokens = max_tokens
 
-    def reaches(self, num_tokens: int) -> bool:
-        return num_tokens <= self._max_tokens
+    def reaches(self, context: DraftContext, max_tokens: int) -> bool:
+        return context.num_tokens + max_tokens <= self._max_tokens
 
     def num_missing(self, context: DraftContext) -> int:
         return max(context.num_tokens - self.known.get(context.request_id, 0), 1)
@@ -42,7 +42,7 @@ class ScriptedDraftModel:
         self._clock.advance(self._pass_s + self._row_s * num_rows)
         self.num_passes += 1
         for context in contexts:
-            assert self.reaches(context.num_tokens)
+            assert self.reaches(context, 0)
             self.known[context.request_id] = context.num_tokens
         self.contexts += contexts
         return GuessPass(tuple(map(self._guess_after, contexts)), num_rows)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.generation.sampling import TokenBudget
@@ -11,6 +11,7 @@ from graftwork.sessions.turns.settings import (
     TurnOverrides,
     check_vocabulary,
     read_sampling,
+    rolling_window,
     turn_budget,
 )
 
@@ -34,6 +35,14 @@ def test_every_field_reaches_the_engine() -> None:
         9, 0, 3, 0.5, 0.1, 2**64 - 1, 2, (5, 6), True, 1, -0.5, 1.2, ((7, -2.0), (9, 1.0)), logprobs=None
     )
     assert read_sampling({"temperature": None, "top_k": -1}).sampling_params(9) == SamplingParams(9)
+
+
+def test_the_window_of_a_session_is_that_of_its_turns_and_of_its_commands() -> None:
+    """Both read the two fields alike; a window alone has four sinks."""
+    for sampling in ({}, {"attention_window": 9}, {"attention_window": 9, "attention_sinks": 0}, {"seed": 1}):
+        assert rolling_window(sampling) == read_sampling(sampling).sampling_params(1).rolling_window
+    assert rolling_window({"attention_window": 9}) == RollingWindow(4, 9)
+    assert rolling_window({"attention_window": 9, "attention_sinks": 0}) == RollingWindow(0, 9)
 
 
 @pytest.mark.parametrize("sampling", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])

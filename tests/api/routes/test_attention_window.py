@@ -1,0 +1,51 @@
+"""Tests of rolling windows on the routes: which requests and session commands bring one to the engine."""
+
+from typing import Any
+
+import pytest
+
+from graftwork.engine.core.sampling import RollingWindow
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
+
+WINDOW: dict[str, Any] = {"attention_window": 256, "attention_sinks": 3}
+
+
+async def test_the_window_reaches_the_engine_from_every_route(gateway: Gateway, tenant: TestTenant) -> None:
+    """From chats, completions, responses and sessions; a request that names none attends to everything."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny", "sampling": WINDOW})).json()
+    bodies = {
+        "/v1/chat/completions": chat(**WINDOW),
+        "/v1/completions": {"model": "tiny", "prompt": "Hello", **WINDOW},
+        "/v1/responses": {"model": "tiny", "input": "Hello", **WINDOW},
+        f"/v1/sessions/{session['id']}/turns": {"input": "Hello"},
+    }
+
+    for route, body in bodies.items():
+        assert (await tenant.client.post(route, json=body)).status_code == 200, route
+    await tenant.client.post("/v1/chat/completions", json=chat())
+
+    found = [request.sampling.rolling_window for request in gateway.engine.requests]
+    assert found == [RollingWindow(3, 256)] * 4 + [None]
+
+
+async def test_commands_of_a_session_bring_its_window(gateway: Gateway, tenant: TestTenant) -> None:
+    """The engine finds the KV of a session by the window of its turns, and that of another session without one."""
+    for sampling in (WINDOW, {}):
+        session = (await tenant.client.post("/v1/sessions", json={"model": "tiny", "sampling": sampling})).json()["id"]
+        await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "Hello"})
+        gateway.engine.session_commands.clear()
+
+        await tenant.client.post(f"/v1/sessions/{session}/suspend")
+        await tenant.client.delete(f"/v1/sessions/{session}")
+
+        wanted = RollingWindow(3, 256) if sampling else None
+        assert {command.window for command in gateway.engine.session_commands} == {wanted}
+
+
+@pytest.mark.parametrize(("field", "value"), [("attention_window", 0), ("attention_sinks", 4)])
+async def test_a_wrong_window_is_refused_with_the_field(tenant: TestTenant, field: str, value: int) -> None:
+    """A window of nothing, and sinks without a window, get a 400 that names the field."""
+    answer = await tenant.client.post("/v1/chat/completions", json=chat() | {field: value})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
