@@ -72,7 +72,7 @@ def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, 
 
     `routes` are the routes that the document describes. Changes `document` itself, and returns it.
     """
-    by_operation = {route.operation_id or route.name: route for route in routes}
+    by_operation = {route.operation_id or route.name: route for route in routes if route.include_in_schema}
     document["info"] |= {
         "description": DESCRIPTION,
         "contact": {"name": "Graftwork", "url": "https://github.com/graftwork/graftwork"},

@@ -166,7 +166,7 @@ async def drain_replica(replica_id: str, resources: ForAdmin, _: Admin) -> answe
 tenants_router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_class=AdminRoute)
 
 
-@tenants_router.post("", status_code=201)
+@tenants_router.post("", status_code=201, responses=also(404))
 async def create_tenant(body: TenantBody, resources: ForAdmin, admin: Admin) -> answers.Tenant:
     tenant = await resources.tenancy.create_tenant(
         body.name,

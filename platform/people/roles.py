@@ -20,6 +20,8 @@ from graftwork.platform.keys.scopes import ALL_SCOPES, Scope
 from graftwork.platform.tenancy.tenants import Tenant
 
 _ON = re.compile(r"(ten|org)_[0-9a-z]{1,60}")
+GRANT_PATTERN = f"^(operator(-readonly)?|tenant-(admin|member|viewer):{_ON.pattern})$"
+"""The form of a grant's text, for the OpenAPI document: `parse_grant` tells more exactly what is wrong."""
 
 
 class Role(StrEnum):
