@@ -59,6 +59,7 @@ _RENAMED_SCHEMAS = {
     "Body_create_adapter": "AdapterUpload",
     "Body_create_version": "VersionUpload",
     "Body_create_file": "FileUpload",
+    "Embedding": "InputEmbedding",  # a generated class cannot have a field of its own name
 }
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")

@@ -1,7 +1,7 @@
 """Tests that another tenant's id answers like an unknown id on every route."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,12 +50,37 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def tenant_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
+KEYS = "/v1/admin/tenants/{tenant_id}/keys/{key_id}"
+OPERATORS_BODIES: dict[str, dict[str, Any]] = {
+    f"POST {KEYS}/rotate": {"json": {}},
+    f"PUT {KEYS}/quota": {"json": {"requests_per_minute": 1}},
+}
+"""A valid body of each operator's route for something of one tenant."""
+ORDER = ("GET", "POST", "PUT", "PATCH", "DELETE")
+"""The order in which an owner can use all routes: what is deleted goes last, the innermost first."""
+
+
+def routes_with_ids(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
     """(method, path, names of its parameters) of every tenant's route that has any."""
+    yield from _routes(gateway, lambda path, names: bool(names) and not path.startswith("/v1/admin"), BODIES)
+
+
+def nested_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
+    """The same of every operator's route for something of one tenant, by the tenant's id and an id of its own."""
+    yield from _routes(
+        gateway, lambda path, names: path.startswith("/v1/admin/tenants/") and len(names) > 1, OPERATORS_BODIES
+    )
+
+
+def _routes(
+    gateway: Gateway, is_wanted: Callable[[str, list[str]], bool], bodies: Mapping[str, Any]
+) -> Iterator[tuple[str, str, list[str]]]:
     for path, operations in gateway.app.openapi()["paths"].items():
         names = re.findall(r"{(\w+)}", path)
-        if names and not path.startswith("/v1/admin"):
-            yield from ((method.upper(), path, names) for method in operations)
+        for method, operation in operations.items() if is_wanted(path, names) else ():
+            route = f"{method.upper()} {path}"
+            assert "requestBody" not in operation or route in bodies, f"give {route} a valid body"
+            yield method.upper(), path, names
 
 
 async def owned_ids(tenant: TestTenant) -> dict[str, str]:
@@ -95,6 +120,20 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     }
 
 
+async def deleted(tenant: TestTenant, path: str) -> dict[str, str]:
+    """Makes an adapter with two versions, and deletes what the route `path` restores. Returns the ids in the path."""
+    for seed in (2, 3):
+        await tenant.push_adapter("retired", seed)
+    ids = {"name": "retired", "version": "2"}
+    await tenant.client.delete(path.removesuffix("/restore").format(**ids))
+    return ids
+
+
+def owners_body(body: dict[str, Any], owned: dict[str, str]) -> dict[str, Any]:
+    """The same body with the owner's id in place of the unknown one."""
+    return body | {"json": {"to": owned["checkpoint"]}} if body.get("json", {}).get("to") else body
+
+
 async def owned_batches(tenant: TestTenant) -> dict[str, str]:
     """Creates a file, a batch of it, and a batch of messages that has ended. Returns their ids by the names in routes."""
     upload = {"file": ("requests.jsonl", b"{}")}
@@ -119,7 +158,7 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, sender: str) 
     other = await gateway.tenant("Other")
     await send_as(gateway, other, sender)
     checked = 0
-    for method, path, names in tenant_routes(gateway):
+    for method, path, names in routes_with_ids(gateway):
         body = BODIES.get(f"{method} {path}", {})
         foreign = await other.client.request(method, path.format(**owned), **body)
         unknown = await other.client.request(method, path.format(**UNKNOWN), **body)
@@ -130,17 +169,47 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, sender: str) 
             path,
         )
         checked += 1
-    assert checked >= 20
+    assert checked >= 55
+
+
+async def test_ids_of_another_tenant_in_operators_routes(gateway: Gateway, tenant: TestTenant) -> None:
+    """What belongs to A cannot be read, changed or deleted by way of B, not even by the operator: it is a 404 there."""
+    other = await gateway.tenant("Other")
+    key = (await gateway.admin.get(f"/v1/admin/tenants/{tenant.id}/keys")).json()["data"][0]
+    export = (await gateway.admin.post(f"/v1/admin/tenants/{tenant.id}/exports")).json()
+    owned = {"tenant_id": other.id, "key_id": key["id"], "export_id": export["id"]}
+    unknown = {"tenant_id": other.id, "key_id": "key_00000000000000000000000000", "export_id": UNKNOWN["export_id"]}
+    checked = 0
+    for method, path, names in nested_routes(gateway):
+        body = OPERATORS_BODIES.get(f"{method} {path}", {})
+        answers = [await gateway.admin.request(method, path.format(**ids), **body) for ids in (owned, unknown)]
+
+        assert [answer.status_code for answer in answers] == [404, 404], (method, path, answers[0].text)
+        shown = [
+            seen(answer, [ids[name] for name in names]) for answer, ids in zip(answers, (owned, unknown), strict=True)
+        ]
+        assert shown[0] == shown[1], (method, path)
+        checked += 1
+    assert checked >= 7
+    assert (await tenant.client.get("/v1/models")).status_code == 200
+    kept = (await gateway.admin.get(f"/v1/admin/tenants/{tenant.id}/keys")).json()["data"]
+    assert kept == [key | {"last_used_at": kept[0]["last_used_at"]}]
 
 
 @pytest.mark.parametrize("sender", SENDERS)
 async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
-    """The owner's same requests are not a 404, so the requests of `test_ids_of_others` are valid."""
+    """The owner's same requests succeed, or fit the object's state alone, so those of `test_ids_of_others` are valid."""
     owned = await owned_ids(tenant)
     await send_as(gateway, tenant, sender)
-    for method, path, _ in tenant_routes(gateway):
-        if method == "GET":
-            assert (await tenant.client.get(path.format(**owned))).status_code == 200, path
+    routes = [*routes_with_ids(gateway)]
+    routes.sort(key=lambda route: (ORDER.index(route[0]), -len(route[1])))
+    for method, path, _ in routes:
+        fields = owned if not path.endswith("/restore") else owned | await deleted(tenant, path)
+        body = owners_body(BODIES.get(f"{method} {path}", {}), owned)
+        answer = await tenant.client.request(method, path.format(**fields), **body)
+
+        expected = {200} if method == "GET" else {200, 201, 409}
+        assert answer.status_code in expected, (method, path, answer.text)
 
 
 async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> None:

@@ -86,7 +86,8 @@ def test_a_typed_python_client(document: Path, python_tools: Path) -> None:
     folder = document.parent / "client"
 
     config = document.parent / "client.yaml"
-    config.write_text("content_type_overrides: {application/zip: application/octet-stream}\n")  # it knows no archives
+    known = dict.fromkeys(("application/zip", "application/x-jsonl"), "application/octet-stream")
+    config.write_text(json.dumps({"content_type_overrides": known}))
     generate = (python_tools / "openapi-python-client", "generate", "--path", document, "--meta", "none")
     options = ("--output-path", folder, "--config", config, "--fail-on-warning")
     output = output_of(*generate, *options, cwd=python_tools)
