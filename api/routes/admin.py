@@ -72,7 +72,7 @@ async def rotate_key(
     return key_answer(key, plaintext)
 
 
-@keys_router.delete("/{key_id}")
+@keys_router.delete("/{key_id}", responses=also(409))
 async def revoke_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
     """Revoke a key. The list of keys still shows it."""
     return key_answer(await resources.tenancy.revoke_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name))

@@ -110,10 +110,10 @@ async def test_ids_in_bodies(gateway: Gateway, tenant: TestTenant) -> None:
 
     A new field that looks like an id fails, until it has a case here.
     """
-    foreign = await owned_ids(tenant)
+    foreign = await owned_ids(gateway, tenant)
     foreign["name"] = (await tenant.push_adapter("pirate_of_a", seed=7))["name"]
     other = await gateway.tenant("Other")
-    own = await owned_ids(other)
+    own = await owned_ids(gateway, other)
     checked = set()
     for method, path, operation in operations(gateway):
         fields = id_fields(gateway, operation) - NO_IDS.keys() - {field for at, field in NOT_READ if at == path}
@@ -134,10 +134,10 @@ async def test_ids_in_bodies(gateway: Gateway, tenant: TestTenant) -> None:
 
 async def test_ids_in_queries(gateway: Gateway, tenant: TestTenant) -> None:
     """A list after a foreign id is the list after an unknown one, for every kind of id and every list."""
-    foreign = await owned_ids(tenant)
+    foreign = await owned_ids(gateway, tenant)
     foreign["name"] = foreign["model"] = (await tenant.push_adapter("pirate_of_a", seed=7))["name"]
     other = await gateway.tenant("Other")
-    own = await owned_ids(other)
+    own = await owned_ids(gateway, other)
     lists = [
         (path, parameter["name"])
         for method, path, operation in operations(gateway)
