@@ -5,16 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.api.batches.conftest import CHAT, Batching, create, get, lines_of
+from graftwork.api.batches.endpoints import OPENAI_ENDPOINTS
+from tests.api.batches.conftest import Batching, create, get, lines_of
 from tests.api.deps.test_isolation_fields import BODIES, CASES, near
 from tests.api.in_process_gateway import TestTenant
 
-FIELDS = [
-    (CHAT, "model"),
-    (CHAT, "adapters.model"),
-    ("/v1/completions", "model"),
-    ("/v1/completions", "adapters.model"),
-]
+FIELDS = [(url, field) for url in OPENAI_ENDPOINTS for field in ("model", "adapters.model")]
 
 
 async def owned_ids(tenant: TestTenant, adapter: str) -> dict[str, str]:
