@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
+NUMBER_PATTERN = "^[0-9]{1,9}$"
+"""The form of `PageRequest.after` in lists whose items have numbers for ids."""
+
 
 class Order(StrEnum):
     """The order of a list: oldest first, or newest first."""

@@ -1,4 +1,4 @@
-"""Defines a validated upload of an adapter, and checks it against the limits of its tenant.
+"""Defines a validated upload of an adapter, and checks it against the limits of its tenant or organisation.
 
 The limits are the number of adapters, their total size in bytes, and the rank. Never reads a file, and never stores
 anything: the caller passes the number and size of the tenant's present adapters.
@@ -10,7 +10,8 @@ from typing import Any
 from graftwork.adapters.format.specs import UNKNOWN_ORIGIN, Adapter, AdapterVersion, Provenance
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import IdentifiedAdapter
-from graftwork.platform.errors import BudgetSpent, Conflict, ValidationFailed
+from graftwork.platform.errors import Conflict, ValidationFailed
+from graftwork.platform.quotas.limits import Level, keeps_too_much, whose
 from graftwork.platform.quotas.quota import Quota
 
 
@@ -75,30 +76,35 @@ def upload_details(version: AdapterVersion) -> dict[str, Any]:
     } | ({} if source is None else {"source": source})
 
 
-def check_rank(identified: IdentifiedAdapter, limits: Quota) -> None:
+def check_rank(identified: IdentifiedAdapter, limits: Quota, level: Level = Level.TENANT) -> None:
     most = limits.max_adapter_rank
     if most is not None and identified.rank > most:
         param = "config.r" if identified.r > most else "config.rank_pattern"
-        message = f"{param}: rank {identified.rank} is above your limit max_adapter_rank of {most}."
+        message = f"{param}: rank {identified.rank} is above {whose(level).lower()} limit max_adapter_rank of {most}."
         raise ValidationFailed(message, param=param, code="rank_limit_exceeded")
 
 
-def check_limits(usage: AdapterUsage, upload: Upload, limits: Quota, *, is_new: bool) -> None:
-    if is_new and limits.max_adapters is not None and usage.adapters + 1 > limits.max_adapters:
-        message = f"Your limit max_adapters of {limits.max_adapters} is reached: delete an adapter, or ask for more."
-        raise BudgetSpent(message, param="name", code="max_adapters_exceeded")
-    check_bytes(usage.stored_bytes, upload.files.weights_bytes, limits)
+def check_limits(
+    usage: AdapterUsage, upload: Upload, limits: Quota, *, is_new: bool, level: Level = Level.TENANT
+) -> None:
+    """Raises BudgetSpent if a tenant, or all tenants of its organisation, would keep more than they may."""
+    most = limits.max_adapters
+    if is_new and most is not None and usage.adapters + 1 > most:
+        message = f"{whose(level)} limit max_adapters of {most} is reached: delete an adapter, or ask for more."
+        raise keeps_too_much(level, "max_adapters", message, code="max_adapters_exceeded", param="name")
+    check_bytes(usage.stored_bytes, upload.files.weights_bytes, limits, level)
 
 
-def check_bytes(held_bytes: int, more_bytes: int, limits: Quota) -> None:
-    """Raises BudgetSpent if a tenant that holds so many bytes may not have so many more."""
-    after = held_bytes + more_bytes
-    if limits.max_adapter_bytes is not None and after > limits.max_adapter_bytes:
+def check_bytes(held_bytes: int, more_bytes: int, limits: Quota, level: Level = Level.TENANT) -> None:
+    """Raises BudgetSpent if a tenant, or all tenants of its organisation, may not keep so many more bytes."""
+    after, most = held_bytes + more_bytes, limits.max_adapter_bytes
+    if most is not None and after > most:
+        holder = "you" if level is Level.TENANT else f"the tenants of your {level}"
         message = (
-            f"With these {more_bytes} bytes you would hold {after}, above your limit max_adapter_bytes of "
-            f"{limits.max_adapter_bytes}: delete versions, or ask for more."
+            f"With these {more_bytes} bytes {holder} would hold {after}, above {whose(level).lower()} limit "
+            f"max_adapter_bytes of {most}: delete versions, or ask for more."
         )
-        raise BudgetSpent(message, param="weights", code="max_adapter_bytes_exceeded")
+        raise keeps_too_much(level, "max_adapter_bytes", message, code="max_adapter_bytes_exceeded", param="weights")
 
 
 def version_of(upload: Upload, adapter: Adapter, number: int, now: float) -> AdapterVersion:

@@ -5,6 +5,7 @@ Invariants: an alias leads only to versions that are ready. Each change is in th
 in the same transaction.
 """
 
+import re
 from dataclasses import dataclass
 
 from graftwork.adapters.format.specs import (
@@ -21,7 +22,7 @@ from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, NotFound, ValidationFailed
-from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.pagination import NUMBER_PATTERN, Page, PageRequest
 from graftwork.platform.tenancy.principals import TenantScope
 
 
@@ -116,8 +117,8 @@ class AliasKeeper:
         Raises NotFound if the adapter does not exist, or never had this alias, and ValidationFailed for a wrong
         `request.after`.
         """
-        if request.after is not None and not (request.after.isascii() and request.after.isdecimal()):
-            raise ValidationFailed("after: the id of a change is a number.", param="after")
+        if request.after is not None and not re.fullmatch(NUMBER_PATTERN, request.after):
+            raise ValidationFailed("after: the id of a change is a number of 1 to 9 digits.", param="after")
         async with self._database.read() as session:
             adapter = await AdapterReader(session, scope).find(name)
             if adapter is None:

@@ -40,6 +40,7 @@ from graftwork.adapters.registry.artifact_rows import is_referenced
 from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.deletions import AdapterDeletions
 from graftwork.adapters.registry.details import AdapterDetails
+from graftwork.adapters.registry.organisation_rows import hold_organisation
 from graftwork.adapters.registry.repository import (
     ALL_ADAPTERS,
     AdapterFilter,
@@ -54,6 +55,7 @@ from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, NotFound, NotPermitted, Unavailable, ValidationFailed
 from graftwork.platform.ids import AdapterId, new_id
 from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.quotas.limits import Level
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import TenantScope
 
@@ -273,6 +275,9 @@ class AdapterRegistry:
             message = f"Another upload has made a version of '{upload.name}' meanwhile: look at it, then push again."
             raise Conflict(message, param="name", code="concurrent_upload")
         check_limits(await writer.usage(), upload, limits, is_new=_is_new(existing))
+        if (held := await hold_organisation(session, scope)) is not None:
+            check_rank(upload.identified, held.quota, Level.ORGANISATION)
+            check_limits(held.usage, upload, held.quota, is_new=_is_new(existing), level=Level.ORGANISATION)
         await self._keeper.claim(session, upload)
         adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)
         if existing is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from graftwork.adapters.format.specs import check_adapter_name
 from graftwork.adapters.inspection.upload import Push, check_bytes
+from graftwork.adapters.registry.organisation_rows import hold_organisation
 from graftwork.adapters.registry.repository import AdapterWriter
 from graftwork.adapters.sources.source import AdapterSource, SourceKind, SourceRules
 from graftwork.adapters.uploads import repository
@@ -40,6 +41,7 @@ from graftwork.platform.errors import (
 )
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.quotas.limits import Level
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 
@@ -269,6 +271,8 @@ class UploadKeeper:
             )
         announced = upload.size_bytes if upload.source is None else 0
         check_bytes((await writer.usage()).stored_bytes + sent_bytes, announced, quota)
+        if (held := await hold_organisation(session, scope)) is not None:
+            check_bytes(held.usage.stored_bytes, announced, held.quota, Level.ORGANISATION)
         if await repository.sum_open_bytes(session) + upload.size_bytes > self.limits.max_staged_bytes:
             raise Unavailable(
                 "The uploads that are under way take all the room that this server has for them: try again later.",

@@ -48,7 +48,7 @@ class BatchBody(OpenAiBody):
     def checked_endpoint(self) -> str:
         """Returns the endpoint. Raises InvalidRequest if batches are not served there."""
         if self.endpoint not in OPENAI_ENDPOINTS:
-            served = " and ".join(OPENAI_ENDPOINTS)
+            served = ", ".join(OPENAI_ENDPOINTS)
             raise InvalidRequest(f"endpoint: batches are served at {served}.", param="endpoint")
         return self.endpoint
 

@@ -6,6 +6,7 @@ Owns which endpoints a batch may have, and how each checks a body and builds an 
 runner stores the answer together with the usage record.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +22,10 @@ from graftwork.api.http.validation import as_invalid_request, checked_body
 from graftwork.api.inference.job import InferenceJob, ResponseHead, start_inference
 from graftwork.api.routes.chat import chat_form, chat_inference
 from graftwork.api.routes.completions import completion_form, completion_inference
+from graftwork.api.routes.embeddings import AT_ONCE, check_dimensions, embedding_list, embeddings_inference
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.schemas.completions import CompletionRequest
+from graftwork.api.schemas.embeddings import EmbeddingsRequest
 from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
@@ -86,10 +89,26 @@ async def _answer_message(resources: InferenceResources, work: LineWork) -> Json
     return message
 
 
+async def _answer_embeddings(resources: InferenceResources, work: LineWork) -> Json:
+    body = checked_body(EmbeddingsRequest, work.body)
+    check_dimensions(body, resources)
+    with resources.accounting.take_places(work.principal, min(len(body.input), AT_ONCE)) as places:
+        inference = await embeddings_inference(body, resources, work.principal, work.request_id)
+        job = await start_inference(resources, inference, places, work.held)
+    answers = await _answers(job)
+    return await asyncio.to_thread(embedding_list, body, answers, inference, job)
+
+
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-OPENAI_ENDPOINTS = (CHAT, COMPLETIONS)
+EMBEDDINGS = "/v1/embeddings"
+OPENAI_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
 """The endpoints of batches in OpenAI's form."""
-_ANSWERS: Mapping[str, Answer] = {CHAT: _answer_chat, COMPLETIONS: _answer_completion, MESSAGES: _answer_message}
+_ANSWERS: Mapping[str, Answer] = {
+    CHAT: _answer_chat,
+    COMPLETIONS: _answer_completion,
+    EMBEDDINGS: _answer_embeddings,
+    MESSAGES: _answer_message,
+}
 
 
 async def answer_request(resources: InferenceResources, endpoint: str, work: LineWork) -> Json:

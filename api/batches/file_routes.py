@@ -6,6 +6,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Depends, File, Form, Query, UploadFile
 from fastapi.responses import StreamingResponse
+from pydantic import WithJsonSchema
 from starlette.types import Receive, Scope, Send
 
 from graftwork.api.batches.views import file_answer
@@ -37,6 +38,7 @@ uploads_router = APIRouter(prefix="/v1/files", tags=["batches"], route_class=Fil
 async def _life(
     anchor: Annotated[
         Literal["created_at"] | None,
+        WithJsonSchema({"type": "string", "pattern": "^created_at$"}),  # generated clients send no constant in a form
         Form(alias="expires_after[anchor]", description="The time from which the seconds count."),
     ] = None,
     seconds: Annotated[

@@ -39,6 +39,7 @@ from graftwork.platform.ledger.price_keeper import PriceKeeper
 from graftwork.platform.ledger.upkeep.agreement import AgreementCheck
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
+from graftwork.platform.people.roles import require_tenant_admin
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.retention.retention import RetentionKeeper
@@ -308,6 +309,13 @@ def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principa
     return principal_with_scope
 
 
+async def _tenant_admin(request: Request) -> Principal:
+    principal = await _principal(request)
+    require_tenant_admin(principal)
+    principal.trace.mark(Stage.BODY)
+    return principal
+
+
 ForInference = Annotated[InferenceResources, Depends(_group(attrgetter("inference")))]
 ForSessions = Annotated[SessionResources, Depends(_group(attrgetter("sessions")))]
 ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))]
@@ -324,4 +332,5 @@ InferenceKey = Annotated[Principal, Depends(_holder_of(Scope.INFERENCE))]
 AdapterKey = Annotated[Principal, Depends(_holder_of(Scope.ADAPTERS))]
 UsageKey = Annotated[Principal, Depends(_holder_of(Scope.USAGE))]
 ExportKey = Annotated[Principal, Depends(_holder_of(Scope.EXPORT))]
+TenantAdmin = Annotated[Principal, Depends(_tenant_admin)]
 Admin = Annotated[AdminPrincipal, Depends(_admin)]

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Depends, Query
 
 from graftwork.platform.answers import base as answers
-from graftwork.platform.pagination import Order, Page, PageRequest
+from graftwork.platform.pagination import NUMBER_PATTERN, Order, Page, PageRequest
 
 Item = TypeVar("Item")
 
@@ -31,6 +31,10 @@ AfterCursor = Annotated[str | None, Query(max_length=200, pattern="^[ -~]*$")]
 """The id of the last list entry that the client has received. The page starts after this entry."""
 
 
+NumberCursor = Annotated[str | None, Query(max_length=200, json_schema_extra={"pattern": NUMBER_PATTERN})]
+"""An `AfterCursor` of a list whose entries have numbers for ids. The list itself refuses what is no such number."""
+
+
 async def _page_request(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     after: AfterCursor = None,
@@ -47,10 +51,20 @@ async def _page_of_a_history(
     return PageRequest(limit, after, order)
 
 
+async def _page_of_numbers(
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    after: NumberCursor = None,
+    order: Order = Order.DESCENDING,
+) -> PageRequest:
+    return PageRequest(limit, after, order)
+
+
 PageQuery = Annotated[PageRequest, Depends(_page_request)]
 """A parameter that selects a page of a list. By default the newest entry comes first."""
 HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
 """A parameter that selects a page of a history. By default the oldest entry comes first."""
+NumberPageQuery = Annotated[PageRequest, Depends(_page_of_numbers)]
+"""A `PageQuery` of a list whose entries have numbers for ids."""
 
 
 def page_answer(page: Page[Item], show: Callable[[Item], Shown]) -> answers.Page[Shown]:

@@ -59,6 +59,7 @@ _RENAMED_SCHEMAS = {
     "Body_create_adapter": "AdapterUpload",
     "Body_create_version": "VersionUpload",
     "Body_create_file": "FileUpload",
+    "Embedding": "InputEmbedding",  # a generated class cannot have a field of its own name
 }
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
@@ -72,7 +73,7 @@ def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, 
 
     `routes` are the routes that the document describes. Changes `document` itself, and returns it.
     """
-    by_operation = {route.operation_id or route.name: route for route in routes}
+    by_operation = {route.operation_id or route.name: route for route in routes if route.include_in_schema}
     document["info"] |= {
         "description": DESCRIPTION,
         "contact": {"name": "Graftwork", "url": "https://github.com/graftwork/graftwork"},

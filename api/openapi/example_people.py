@@ -15,12 +15,23 @@ PERSON: Json = {
     "signed_in_at": float(CREATED_AT),
 }
 _SEAT: Json = {"id": "ten_01hzx", "object": "tenant.seat", "name": "Acme", "role": "tenant-admin"}
+_MEMBER: Json = {
+    "id": "per_01hzx",
+    "object": "tenant.member",
+    "name": "ada@example.com",
+    "role": "tenant-admin",
+    "status": "active",
+    "signed_in_at": float(CREATED_AT),
+}
 PEOPLE_REQUESTS: dict[str, Json] = {
+    "create_own_key": {"name": "ci", "scopes": ["inference", "read"]},
+    "rotate_own_key": {"overlap_s": 86400},
     "add_person": {"subject": "00u1abcd", "email": "ada@example.com"},
     "grant_role": {"role": "tenant-admin:ten_01hzx"},
     "exchange_id_token": {"tenant": "acme"},
 }
 PEOPLE_ANSWERS: dict[str, Json] = {
+    "list_members": list_of(_MEMBER),
     "add_person": PERSON | {"roles": [], "signed_in_at": None},
     "list_people": list_of(PERSON),
     "get_person": PERSON,

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from graftwork.api.deps.resources import Admin, ForPeople
 from graftwork.api.deps.route_classes import AdminRoute
@@ -13,11 +13,12 @@ from graftwork.platform.answers import people as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import PersonId
-from graftwork.platform.people.roles import parse_grant
+from graftwork.platform.people.roles import GRANT_PATTERN, parse_grant
 
 router = APIRouter(prefix="/v1/admin/people", tags=["people"], route_class=AdminRoute)
 
 Text = Annotated[str | None, Query(min_length=1, max_length=320)]
+RolePath = Annotated[str, Path(json_schema_extra={"pattern": GRANT_PATTERN})]
 
 
 @router.post("", status_code=201, responses=also(409))
@@ -60,7 +61,7 @@ async def grant_role(person_id: str, body: RoleBody, resources: ForPeople, admin
 
 
 @router.delete("/{person_id}/roles/{role}")
-async def revoke_role(person_id: str, role: str, resources: ForPeople, admin: Admin) -> answers.Person:
+async def revoke_role(person_id: str, role: RolePath, resources: ForPeople, admin: Admin) -> answers.Person:
     """Take back a role that was granted. What the person does by it ends within a second, on every gateway."""
     return person_answer(await resources.people.revoke(PersonId(person_id), parse_grant(role), actor=admin.name))
 

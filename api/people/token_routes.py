@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from graftwork.api.deps.resources import ForPeople, resources_of
 from graftwork.api.deps.route_classes import AuthenticatedRoute, ConsoleRoute
 from graftwork.api.http.request import client_address, presented_key
+from graftwork.api.openapi.declare import also
 from graftwork.api.people.views import TokensBody, tokens_answer, who_am_i
 from graftwork.platform.answers import people as answers
 from graftwork.platform.errors import NotFound
@@ -39,7 +40,7 @@ router = APIRouter(prefix="/v1/auth", tags=["people"], route_class=IdTokenRoute)
 identity_router = APIRouter(prefix="/v1/auth", tags=["people"], route_class=ConsoleRoute)
 
 
-@router.post("/tokens")
+@router.post("/tokens", responses=also(404))
 async def exchange_id_token(
     request: Request, resources: ForPeople, body: TokensBody | None = None
 ) -> answers.PersonTokens:

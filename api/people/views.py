@@ -8,8 +8,8 @@ from graftwork.api.deps.people import PeopleResources
 from graftwork.api.schemas.base import NativeBody
 from graftwork.platform.answers import people as answers
 from graftwork.platform.keys.console_tickets import ConsoleTicket
-from graftwork.platform.people.person import Person, Seats, TenantSeat
-from graftwork.platform.people.roles import sorted_texts
+from graftwork.platform.people.person import Member, Person, Seats, TenantSeat
+from graftwork.platform.people.roles import GRANT_PATTERN, sorted_texts
 from graftwork.platform.people.sign_in import SignedIn
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 
@@ -30,7 +30,7 @@ class PersonBody(NativeBody):
 class RoleBody(NativeBody):
     """The body of a request that grants a role or takes it back."""
 
-    role: Annotated[str, Field(min_length=1, max_length=100)]
+    role: Annotated[str, Field(min_length=1, max_length=100, json_schema_extra={"pattern": GRANT_PATTERN})]
     """`operator`, `operator-readonly`, or `tenant-admin`, `tenant-member` or `tenant-viewer` with `:` and the id of a
     tenant or an organisation.
     """
@@ -60,6 +60,18 @@ def person_answer(person: Person) -> answers.Person:
         roles=tuple(sorted_texts(person.granted)),
         group_roles=tuple(sorted_texts(person.mapped)),
         created_at=int(person.created_at),
+        signed_in_at=person.signed_in_at,
+    )
+
+
+def member_answer(member: Member) -> answers.TenantMember:
+    """Shows of a person what other people of the tenant may know."""
+    person = member.person
+    return answers.TenantMember(
+        id=person.id,
+        name=person.name,
+        role=str(member.role),
+        status="active" if person.suspended_at is None else "suspended",
         signed_in_at=person.signed_in_at,
     )
 

@@ -72,7 +72,7 @@ async def rotate_key(
     return key_answer(key, plaintext)
 
 
-@keys_router.delete("/{key_id}")
+@keys_router.delete("/{key_id}", responses=also(409))
 async def revoke_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
     """Revoke a key. The list of keys still shows it."""
     return key_answer(await resources.tenancy.revoke_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name))
@@ -166,7 +166,7 @@ async def drain_replica(replica_id: str, resources: ForAdmin, _: Admin) -> answe
 tenants_router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_class=AdminRoute)
 
 
-@tenants_router.post("", status_code=201)
+@tenants_router.post("", status_code=201, responses=also(404))
 async def create_tenant(body: TenantBody, resources: ForAdmin, admin: Admin) -> answers.Tenant:
     tenant = await resources.tenancy.create_tenant(
         body.name,

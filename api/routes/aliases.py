@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path
 
 from graftwork.api.deps.resources import AdapterKey, AnyTenantKey, ForAccounts
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
+from graftwork.api.http.pagination import NumberPageQuery, PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.adapters import AliasBody, alias_answer, event_answer
 from graftwork.api.schemas.rollouts import RolloutBody, rollout_answer
@@ -49,7 +49,7 @@ async def roll_back_alias(name: str, alias: AliasPath, resources: ForAccounts, p
 
 @router.get("/{alias}/history")
 async def list_alias_events(
-    name: str, alias: AliasPath, resources: ForAccounts, principal: AnyTenantKey, page: PageQuery
+    name: str, alias: AliasPath, resources: ForAccounts, principal: AnyTenantKey, page: NumberPageQuery
 ) -> Page[AliasEvent]:
     """List the changes of an alias: its targets, when each was set, and by which key. The newest comes first."""
     principal.require_models([name], "name")

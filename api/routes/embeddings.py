@@ -30,7 +30,7 @@ from graftwork.sessions.generation.generator import GenerationFinished
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
-_AT_ONCE = 8
+AT_ONCE = 8
 """How many inputs of one request the engine gets at a time. The others take no places from other requests meanwhile."""
 
 
@@ -44,24 +44,28 @@ async def create_embeddings(
     request_id: CurrentRequestId,
 ) -> Response:
     """Embed one or more texts with the base model or an adapter. Vectors have the length 1 unless `normalize` is false."""
-    _check_dimensions(body, resources)
-    with resources.accounting.take_places(principal, min(len(body.input), _AT_ONCE)) as places:
-        inference = await _inference_request(body, resources, principal, request_id)
+    check_dimensions(body, resources)
+    with resources.accounting.take_places(principal, min(len(body.input), AT_ONCE)) as places:
+        inference = await embeddings_inference(body, resources, principal, request_id)
         job = await start_inference(resources, inference, places)
     answers = await until_disconnect(request, job.answers(), job.abandon)
-    return await json_answer(partial(_answer, body, answers, inference, job), job.headers, is_long=len(answers) > 1)
+    return await json_answer(
+        partial(embedding_list, body, answers, inference, job), job.headers, is_long=len(answers) > 1
+    )
 
 
-def _check_dimensions(body: EmbeddingsRequest, resources: InferenceResources) -> None:
+def check_dimensions(body: EmbeddingsRequest, resources: InferenceResources) -> None:
+    """Raises InvalidRequest if the model's embeddings have fewer numbers than the request asks for."""
     hidden_size = resources.description.hidden_size
     if body.dimensions is not None and body.dimensions > hidden_size:
         message = f"dimensions is {body.dimensions}, and the model's embeddings have {hidden_size} numbers."
         raise InvalidRequest(message, param="dimensions")
 
 
-async def _inference_request(
+async def embeddings_inference(
     body: EmbeddingsRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
+    """Returns what to ask of the engine for a request's embeddings."""
     principal = principal.for_user(body.end_user)
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
     tier = served_tier(principal, body.service_tier)
@@ -76,7 +80,7 @@ async def _inference_request(
         stop=(),
         tier=tier,
         pooling=body.pooled_by,
-        at_once=_AT_ONCE,
+        at_once=AT_ONCE,
     )
 
 
@@ -93,7 +97,7 @@ async def _encode(
     return token_ids
 
 
-def _answer(
+def embedding_list(
     body: EmbeddingsRequest, answers: Sequence[GenerationFinished], inference: InferenceRequest, job: InferenceJob
 ) -> dict[str, Any]:
     """Returns the answer's body. Scales the vectors."""

@@ -6,7 +6,9 @@ from fastapi import APIRouter, Query
 
 from graftwork.api.deps.resources import Admin, ForAdmin
 from graftwork.api.deps.route_classes import AdminRoute
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.prices import PricesBody, invoice_answer, price_list_answer, price_lists_answer
+from graftwork.api.schemas.usage import MonthText
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import Invoice, PriceList
 from graftwork.platform.ids import TenantId
@@ -26,7 +28,7 @@ async def list_prices(
     return price_lists_answer(lists, resources.prices.book, resources.clock.now())
 
 
-@router.post("/prices", status_code=201)
+@router.post("/prices", status_code=201, responses=also(404))
 async def set_prices(body: PricesBody, resources: ForAdmin, admin: Admin) -> PriceList:
     """Set prices. Requests that begin from `valid_from` on have them; requests before keep theirs.
 
@@ -41,7 +43,7 @@ async def get_tenant_invoice(
     resources: ForAdmin,
     _: Admin,
     tenant_id: Annotated[str, Query(max_length=200)],
-    month: Annotated[str, Query(max_length=16, examples=["2026-11"])],
+    month: MonthText,
 ) -> Invoice:
     """Get a tenant's invoice of a month in UTC, also of a tenant that was deleted."""
     return invoice_answer(await resources.prices.invoices.make(TenantId(tenant_id), month), resources.clock.now())

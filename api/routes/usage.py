@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from graftwork.api.deps.resources import ForAccounts, UsageKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.schemas.prices import invoice_answer, price_lists_answer
-from graftwork.api.schemas.usage import TimeText, span, usage_answer
+from graftwork.api.schemas.usage import MonthText, TimeText, span, usage_answer
 from graftwork.platform.answers.admin import Quota
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
@@ -35,9 +35,7 @@ async def get_usage(
 
 
 @router.get("/usage/invoice")
-async def get_invoice(
-    resources: ForAccounts, principal: UsageKey, month: Annotated[str, Query(max_length=16, examples=["2026-11"])]
-) -> Invoice:
+async def get_invoice(resources: ForAccounts, principal: UsageKey, month: MonthText) -> Invoice:
     """Get the tenant's invoice of a month in UTC, with a line for each price list and rate."""
     invoice = await resources.prices.invoices.make(principal.tenant_id, month)
     return invoice_answer(invoice, resources.clock.now())

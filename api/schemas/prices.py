@@ -19,8 +19,18 @@ from graftwork.platform.ledger.price_keeper import NewPrices
 from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.prices.rates import amount_text
 
-Rate = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{1,7}(\.[0-9]{1,6})?$", examples=["0.50"])]
-"""A price as decimal text. A JSON number would be read as a float, which loses digits."""
+Rate = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]{1,7}(\.[0-9]{1,6})?$",
+        examples=["0.50"],
+        json_schema_extra={"pattern": r"^([0-9]{1,6}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"},
+    ),
+]
+"""A price as decimal text. A JSON number would be read as a float, which loses digits. The document also states the
+highest rate, whose error names the rate.
+"""
 
 
 class RatesBody(NativeBody):

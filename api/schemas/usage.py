@@ -25,6 +25,7 @@ from graftwork.platform.answers.usage import (
 )
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.invoices import MONTH_PATTERN
 from graftwork.platform.ledger.upkeep.agreement import Agreement
 from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
@@ -46,6 +47,10 @@ TimeText = Annotated[
     ),
 ]
 """A time as Unix seconds, or as ISO 8601 text."""
+MonthText = Annotated[
+    str, Query(max_length=16, examples=["2026-11"], json_schema_extra={"pattern": MONTH_PATTERN, "maxLength": 7})
+]
+"""A month such as `2026-11`. The pattern is only for the OpenAPI document: the invoice refuses other texts by itself."""
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from graftwork.api.http.errors import install_error_handlers
 from graftwork.api.http.methods import HeadMiddleware, refuse_methods_of_wider_paths
 from graftwork.api.http.middleware import CrashMiddleware, RequestIdMiddleware
 from graftwork.api.openapi.document import complete
-from graftwork.api.people import admin_routes, browser_routes, token_routes
+from graftwork.api.people import admin_routes, browser_routes, tenant_routes, token_routes
 from graftwork.api.rights import export_routes, retention_routes
 from graftwork.api.routes import (
     adapters,
@@ -93,6 +93,8 @@ _ROUTERS = (
     admin_routes.router,
     token_routes.router,
     token_routes.identity_router,
+    tenant_routes.keys_router,
+    tenant_routes.members_router,
     console.pages_router,
     console.session_router,
     browser_routes.router,

@@ -1,9 +1,10 @@
 """Connects a gateway to its engine or to the engines of its fleet, and shows them to operators.
 
-    connect_engine     the engine or the fleet that the settings name
-    static_fleet       engines at fixed addresses
-    leased_fleet       all engines that have a lease in the database
-    replica_directory  what `GET /v1/admin/replicas` lists, for a fleet and for a single engine
+    connect_engine       the engine or the fleet that the settings name
+    check_key_transport  whether keys of KV files would travel in the clear
+    static_fleet         engines at fixed addresses
+    leased_fleet         all engines that have a lease in the database
+    replica_directory    what `GET /v1/admin/replicas` lists, for a fleet and for a single engine
 
 Owns no engine. Never starts a process.
 """
@@ -20,9 +21,10 @@ from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.fleet.demand import EngineDemand
 from graftwork.engine.fleet.members import Connect, MemberAddress, MemberSource, StaticMembers
 from graftwork.engine.fleet.replicas import ReplicaDirectory, ReplicaReading
+from graftwork.engine.rpc.engine_token import is_local
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from graftwork.platform.replica_collector import ReplicaFigures
 from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState
@@ -37,7 +39,11 @@ ONLY_REPLICA = "engine-0"
 
 
 def connect_engine(settings: Settings, database: Database) -> EngineClient:
-    """Returns a client of the engine at the settings' address, or of all engines of the fleet that they name."""
+    """Returns a client of the engine at the settings' address, or of all engines of the fleet that they name.
+
+    Raises InvalidRequest if keys of KV files would travel in the clear, or certificates are incomplete.
+    """
+    check_key_transport(settings)
     connect, clock = engine_connection(settings), SystemClock()
     if settings.fleet == "leases":
         leases = ReplicaLeases(database, settings.lease_s)
@@ -46,6 +52,27 @@ def connect_engine(settings: Settings, database: Database) -> EngineClient:
     if len(settings.engine_addresses) == 1:
         return connect(settings.engine_addresses[0])
     return static_fleet(connect, clock, settings)
+
+
+def check_key_transport(settings: Settings) -> None:
+    """Raises InvalidRequest if the keys of KV files would travel to an engine in the clear.
+
+    They may travel by a Unix socket, by a loopback address, or encrypted. Engines with leases may be on any machine.
+    """
+    if not settings.encrypt_kv_files or engine_tls(settings) is not None:
+        return
+    if settings.fleet == "leases":
+        where = "engines with leases, which may be on other machines"
+    elif remote := [address for address in settings.engine_addresses if not is_local(address)]:
+        where = ", ".join(remote)
+    else:
+        return
+    raise InvalidRequest(
+        f"With encrypt_kv_files, the keys of tenants' KV files would travel in the clear to {where}: give this gateway "
+        "and its engines certificates with engine_tls_ca, engine_tls_cert and engine_tls_key, or switch "
+        "encrypt_kv_files off.",
+        param="encrypt_kv_files",
+    )
 
 
 def engine_connection(settings: Settings) -> Connect:

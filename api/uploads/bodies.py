@@ -11,7 +11,7 @@ from graftwork.adapters.sources.source import parse_source
 from graftwork.adapters.uploads.pending_upload import PendingUpload, UploadStatus
 from graftwork.adapters.uploads.uploads import NewFetch, NewUpload
 from graftwork.api.schemas.base import FieldError, NativeBody
-from graftwork.api.schemas.shapes import exactly_one
+from graftwork.api.schemas.shapes import exactly_one, given, never
 from graftwork.platform.answers import adapters as answers
 
 Digest = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
@@ -20,9 +20,12 @@ Digest = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
 class UploadBody(NativeBody):
     """A version whose weights the client sends in parts, or whose files the server fetches."""
 
-    model_config = ConfigDict(json_schema_extra=exactly_one("source", "size_bytes"))
+    model_config = ConfigDict(
+        json_schema_extra=exactly_one("source", "size_bytes")
+        | never([given("size_bytes"), {"not": given("digest")}], [given("source"), given("config")])
+    )
 
-    name: str
+    name: Annotated[str, Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"})]
     """The name of the adapter. An existing adapter with this name gets a new version."""
     source: Annotated[str | None, Field(min_length=1, max_length=2000)] = None
     """Where the server fetches the files: `hf:ORGANISATION/NAME@REVISION`, `s3://BUCKET/PREFIX` or `https://…`."""

@@ -4,6 +4,7 @@ Each mirror stands where the engine's loop expects the part itself, does the wor
 decides nothing. Numbers of frames, pages and transfers are the same on all ranks.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -12,6 +13,7 @@ from threading import Lock
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.kv.disk.index import DiskCounters, ObjectFigures
+from graftwork.engine.kv.disk.keyring import MAX_KEYS
 from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
@@ -87,8 +89,8 @@ class MirroredDisk:
     def __init__(self, own: TierStore, workers: Workers) -> None:
         self._own = own
         self._workers = workers
-        self._keys: dict[bytes, KvFileKey] = {}
-        """The keys that the other ranks have."""
+        self._sent: OrderedDict[bytes, KvFileKey] = OrderedDict()
+        """The keys that the other ranks have, in the order in which they got them: so they drop them, too."""
 
     @property
     def num_pages(self) -> int:
@@ -118,8 +120,11 @@ class MirroredDisk:
         return self._own.holds(key)
 
     def unlock(self, domain: bytes, key: KvFileKey) -> bool:
-        if self._keys.get(domain) != key:  # each request brings it
-            self._keys[domain] = key
+        if self._sent.get(domain) != key:  # each request brings it
+            self._sent[domain] = key
+            self._sent.move_to_end(domain)
+            if len(self._sent) > MAX_KEYS:
+                self._sent.popitem(last=False)
             self._workers.send(Envelope("unlock_domain", {"domain": domain.hex(), "key": key.secret.hex()}))
         return self._own.unlock(domain, key)
 
@@ -128,7 +133,7 @@ class MirroredDisk:
         self._workers.send(Envelope("forget_page", {"key": key.hex()}))
 
     def forget_domain(self, domain: bytes) -> int:
-        self._keys.pop(domain, None)
+        self._sent.pop(domain, None)
         self._workers.send(Envelope("forget_domain", {"domain": domain.hex()}))
         return self._own.forget_domain(domain)
 

@@ -116,13 +116,13 @@ class Quota(Answer):
     max_concurrent_requests: Limit = None
     """The most answers that are generated at the same time. A request with n choices counts n times."""
     max_adapters: Limit = None
-    """The most adapters that the tenant may have."""
+    """The most adapters that the tenant, or all tenants of the organisation together, may have."""
     max_adapter_bytes: Limit = None
-    """The most bytes that the weights of all versions of all the tenant's adapters may have together."""
+    """The most bytes that the weights of all versions of all these adapters may have together."""
     max_adapter_rank: Limit = None
     """The largest rank of an adapter."""
     max_sessions: Limit = None
-    """The most open sessions that the tenant may have."""
+    """The most open sessions that the tenant, or all tenants of the organisation together, may have."""
     max_device_kv_bytes: Limit = None
     """The most bytes of the tenant's cached KV in device memory. Above this, the tenant's own pages are offloaded. No
     request is refused.

@@ -26,6 +26,20 @@ class Person(Answer):
     """The time of the last sign-in, in unix seconds. Null for none."""
 
 
+class TenantMember(Answer):
+    """A person who has a role in the sender's tenant."""
+
+    id: str
+    object: Literal["tenant.member"] = "tenant.member"
+    name: str
+    """The person's e-mail address, or else the id at the identity provider."""
+    role: str
+    """The strongest role in the tenant: `tenant-admin`, `tenant-member` or `tenant-viewer`."""
+    status: Literal["active", "suspended"]
+    signed_in_at: float | None
+    """The time of the last sign-in, in unix seconds. Null for none."""
+
+
 class TenantSeat(Answer):
     """A tenant in which a person may act."""
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from graftwork.platform.answers.base import Answer
 from graftwork.platform.answers.errors import ErrorFields
 from graftwork.platform.answers.sessions import Lease
-from graftwork.platform.answers.usage import CacheReport, Usage
+from graftwork.platform.answers.usage import CacheReport, TurnUsage
 
 
 class SessionEvent(Answer):
@@ -78,7 +78,7 @@ class TurnAwaitingTool(SessionEvent):
     call_ids: tuple[str, ...]
     lease: Lease | None
     checkpoint_id: str | None
-    usage: Usage | None
+    usage: TurnUsage | None
 
 
 class TurnCompleted(SessionEvent):
@@ -86,7 +86,7 @@ class TurnCompleted(SessionEvent):
 
     type: Literal["turn.completed"] = "turn.completed"
     checkpoint_id: str | None
-    usage: Usage | None
+    usage: TurnUsage | None
     finish_reason: str
 
 

@@ -21,7 +21,9 @@ from graftwork.platform.prices import repository as prices
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.prices.rates import Cost, Quantities, from_atoms, sum_of
 
-_MONTH = re.compile(r"(\d{4})-(\d\d)")
+MONTH_PATTERN = r"^(2[0-9]{3})-(0[1-9]|1[0-2])$"
+"""The form of a month, also for the OpenAPI document."""
+_MONTH = re.compile(MONTH_PATTERN)
 Unit = Literal["token", "byte-second", "byte"]
 _UNITS: dict[str, tuple[str, Unit]] = {
     "kv_gb_hour": ("kv_byte_seconds", "byte-second"),
@@ -73,12 +75,11 @@ class Invoice:
 def month_span(month: str) -> tuple[float, float]:
     """Returns the time [start, end) of a month such as `2026-11`, in Unix seconds. Raises InvalidRequest."""
     found = _MONTH.fullmatch(month)
-    try:
-        year, number = (int(part) for part in found.groups()) if found else (0, 0)
-        start = datetime(year, number, 1, tzinfo=UTC)
-        end = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"month: {month!r} is not a month, such as 2026-11.", param="month") from error
+    if found is None:
+        raise InvalidRequest(f"month: {month!r} is not a month, such as 2026-11.", param="month")
+    year, number = int(found[1]), int(found[2])
+    start = datetime(year, number, 1, tzinfo=UTC)
+    end = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
     return start.timestamp(), end.timestamp()
 
 

@@ -13,10 +13,10 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import Conflict, NotFound, ValidationFailed
 from graftwork.platform.ids import OrganisationId, PersonId, TenantId, new_id
-from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
+from graftwork.platform.pagination import FIRST_PAGE, Order, Page, PageRequest, cut
 from graftwork.platform.people import repository as rows
-from graftwork.platform.people.person import Identity, Person, Seats
-from graftwork.platform.people.roles import Grant, GroupRoles, roles_by_groups
+from graftwork.platform.people.person import Identity, Member, Person, Seats
+from graftwork.platform.people.roles import Grant, GroupRoles, role_in, roles_by_groups
 from graftwork.platform.people.seats import Settled, seats_of, settle
 from graftwork.platform.tenancy import key_rows, organisation_rows, repository
 from graftwork.platform.tenancy.limit_book import NO_TENANT
@@ -53,6 +53,27 @@ class People:
         """Returns a person. Raises NotFound."""
         async with self._database.read() as session:
             return self.existing(await rows.find_person(session, person_id), person_id)
+
+    async def members(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[Member]:
+        """Returns one page of the people who have a role in a tenant, granted or by a group, there or by its organisation.
+
+        Raises NotFound for an unknown tenant.
+        """
+        async with self._database.read() as session:
+            tenant = await repository.find_tenant(session, tenant_id)
+            if tenant is None:
+                raise NotFound(f"There is no tenant {tenant_id!r}.")
+            places = {str(place) for place in (tenant.id, tenant.organisation_id) if place is not None}
+            groups = [name for name, grants in self._group_roles.items() if any(grant.on in places for grant in grants)]
+            is_ascending = page.order is Order.ASCENDING
+            ids = sorted(await rows.people_on(session, places, groups), reverse=not is_ascending)
+            if page.after is not None:
+                ids = [one for one in ids if (one > page.after if is_ascending else one < page.after)]
+            chosen = cut(ids, page)
+            by_id = {person.id: person for person in await rows.find_people(session, chosen.items)}
+        found = [self.with_groups(by_id[one]) for one in chosen.items if one in by_id]
+        members = [(person, role_in(person.grants, tenant)) for person in found]
+        return Page(tuple(Member(person, role) for person, role in members if role is not None), chosen.has_more)
 
     async def seats(self, person_id: PersonId) -> tuple[Person, Seats]:
         """Returns a person, and as what the person may act now. Raises NotFound."""

@@ -77,6 +77,14 @@ def person_id_of(public_id: str) -> PersonId:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A person of a tenant, with the strongest role there. Who is suspended has it again afterwards."""
+
+    person: Person
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class TenantSeat:
     """A tenant in which a person may act, and with which role."""
 

@@ -72,6 +72,26 @@ async def people_with_groups(session: ReadSession) -> list[PersonId]:
     return [PersonId(person_id) for person_id, groups in rows if groups]
 
 
+async def people_on(session: ReadSession, places: Collection[str], groups: Collection[str]) -> set[PersonId]:
+    """Returns the people with a role that was granted on one of these tenants and organisations, and those who had one of
+    these groups at their last sign-in.
+    """
+    granted = await session.scalars(select(RoleGrantRow.person_id).where(RoleGrantRow.granted_on.in_(list(places))))
+    found = {PersonId(person_id) for person_id in granted}
+    if groups:
+        rows = (await session.execute(select(PersonRow.id, PersonRow.groups))).all()
+        found |= {PersonId(person_id) for person_id, held in rows if set(held) & set(groups)}
+    return found
+
+
+async def find_people(session: ReadSession, person_ids: Collection[PersonId]) -> list[Person]:
+    """Returns the people with these ids, at most a page of them, oldest first."""
+    chosen = select(PersonRow).where(PersonRow.id.in_(list(person_ids))).order_by(PersonRow.id)
+    rows = (await session.scalars(chosen)).all()
+    granted = await _grants_of(session, [row.id for row in rows])
+    return [_person(row, granted.get(row.id, ())) for row in rows]
+
+
 async def names_of(session: ReadSession, person_ids: Collection[str]) -> dict[str, str]:
     """Returns the names of people by their ids: e-mail addresses, or else subjects."""
     found = select(PersonRow.id, PersonRow.email, PersonRow.subject).where(PersonRow.id.in_(list(person_ids)))

@@ -15,11 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from graftwork.platform.errors import InvalidRequest, ValidationFailed
+from graftwork.platform.errors import InvalidRequest, NotPermitted, ValidationFailed
 from graftwork.platform.keys.scopes import ALL_SCOPES, Scope
+from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenants import Tenant
 
 _ON = re.compile(r"(ten|org)_[0-9a-z]{1,60}")
+GRANT_PATTERN = f"^(operator(-readonly)?|tenant-(admin|member|viewer):{_ON.pattern})$"
+"""The form of a grant's text, for the OpenAPI document: `parse_grant` tells more exactly what is wrong."""
 
 
 class Role(StrEnum):
@@ -105,6 +108,18 @@ def role_in(grants: Collection[Grant], tenant: Tenant) -> Role | None:
     places = {tenant.id, tenant.organisation_id} - {None}
     held = {grant.role for grant in grants if grant.on in places}
     return next((role for role in TENANT_ROLES if role in held), None)
+
+
+def require_tenant_admin(principal: Principal) -> None:
+    """Raises NotPermitted unless the sender is a person who has signed in as a tenant-admin. No key may do what they may:
+    whoever gets hold of one could make more of them.
+    """
+    if principal.person_id is None or principal.scopes != SCOPES_OF[Role.TENANT_ADMIN]:
+        raise NotPermitted(
+            "Keys and members of a tenant are managed by people who have signed in with the role tenant-admin: sign in "
+            "as one, or ask the operator.",
+            code="not_tenant_admin",
+        )
 
 
 def sorted_texts(grants: Collection[Grant]) -> Sequence[str]:

@@ -41,13 +41,15 @@ _USER_LIMITS = frozenset(
         "currency",
     }
 )
+_KEPT_LIMITS = frozenset({"max_adapters", "max_adapter_bytes", "max_adapter_rank", "max_sessions"})
+"""Limits of what tenants keep, which an organisation's tenants share."""
 _LIMITS = {
-    Level.ORGANISATION: _USER_LIMITS,
+    Level.ORGANISATION: _USER_LIMITS | _KEPT_LIMITS,
     Level.TENANT: frozenset(Quota.model_fields),
     Level.KEY: _USER_LIMITS,
     Level.USER: _USER_LIMITS,
 }
-"""By level: the limits that it may have. Adapters, sessions and KV are counted by tenant alone."""
+"""By level: the limits that it may have. KV and files are counted by tenant alone."""
 
 
 def check_level(level: Level, quota: Quota) -> None:
@@ -154,6 +156,18 @@ def budget_spent(owner: OwnerLimits, spent_atoms: int) -> BudgetSpent:
         "or have the budget raised."
     )
     return _spent(owner, "monthly_budget", message)
+
+
+def keeps_too_much(level: Level, limit: str, message: str, *, code: str, param: str | None = None) -> BudgetSpent:
+    """Returns the error for something that a tenant, or all tenants of an organisation together, may not keep as well."""
+    error = BudgetSpent(message, code=code, param=param, details={"limit": limit, "level": str(level)})
+    error.rate_limit_headers = {LIMIT_HEADER: f"{level}.{limit}"}
+    return error
+
+
+def whose(level: Level) -> str:
+    """Returns how a sentence names the limits of a level to somebody of a tenant."""
+    return "Your" if level is Level.TENANT else f"Your {level}'s"
 
 
 def wrong_currency(owner: OwnerLimits, currency: str) -> BudgetSpent:

@@ -24,7 +24,9 @@ class StorageSettings:
     master_key_file: Path | None = setting(None, parse_path)
     """The file of master keys (`graftwork db master-key create`). With it, transcripts and files are encrypted."""
     encrypt_kv_files: bool = setting(False, parse_flag)
-    """Whether engines encrypt the KV files of each tenant with a key of its own. It needs `master_key_file`."""
+    """Whether engines encrypt the KV files of each tenant with a key of its own. It needs `master_key_file`, and
+    certificates (`engine_tls_ca`) if engines are on other machines or have leases.
+    """
     kv_dir: Path | None = setting(None, parse_path)
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     shared_kv_dir: Path | None = setting(None, parse_path)

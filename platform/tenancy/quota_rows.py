@@ -3,13 +3,13 @@
 Never commits: the caller that opened the session does. What requests read is in `request_rows.py`.
 """
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import TenantId
+from graftwork.platform.ids import OrganisationId, TenantId
 from graftwork.platform.quotas.limits import Level
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.tables import OwnerQuotaRow, QuotaRow
+from graftwork.platform.tenancy.tables import OwnerQuotaRow, QuotaRow, TenantRow
 
 
 async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota:
@@ -39,6 +39,21 @@ async def put_owner_quota(
     row = OwnerQuotaRow(owner_id=owner_id, level=str(level), tenant_id=tenant_id, **quota.as_mapping())
     await session.merge(row)
     await session.flush()
+
+
+async def hold_organisation_quota(session: WriteSession, tenant_id: TenantId) -> tuple[OrganisationId, Quota] | None:
+    """Returns the tenant's organisation with its limits; None if it has none of either.
+
+    Locks the limits until the transaction ends, so that no two tenants of the organisation pass them together.
+    """
+    statement = (
+        select(OwnerQuotaRow)
+        .join(TenantRow, TenantRow.organisation_id == OwnerQuotaRow.owner_id)
+        .where(TenantRow.id == tenant_id, OwnerQuotaRow.level == str(Level.ORGANISATION))
+        .with_for_update(of=OwnerQuotaRow)
+    )
+    row = await session.scalar(statement)
+    return None if row is None else (OrganisationId(row.owner_id), _quota(row))
 
 
 def _quota(row: QuotaRow | OwnerQuotaRow | None) -> Quota:

@@ -1,7 +1,7 @@
 """Reads and writes the rows of sessions and of their ledgers. A ledger lists a session's tool calls and their outputs.
 
 Owns the SQL statements. Never opens a transaction and never checks a rule: the caller does both.
-Every statement is limited to one tenant, except the count by status.
+Every statement is limited to one tenant, except the count by status, and to the tenants of its organisation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import Table, Update, bindparam, delete, false, func, insert, not_, or_, select, update
+from sqlalchemy import Select, Table, Update, bindparam, delete, false, func, insert, not_, or_, select, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId
+from graftwork.platform.ids import CallId, CheckpointId, OrganisationId, SessionId, TenantId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.tables import TenantRow
@@ -127,14 +127,22 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
 
     Leaves out conversations, and internal sessions of the Responses API.
     """
+    return await database.scalar(_count_open(now).where(SessionRow.tenant_id == scope)) or 0
+
+
+async def count_open_in_organisation(database: ReadSession, organisation_id: OrganisationId, now: float) -> int:
+    """Counts the same of all tenants of an organisation."""
+    tenants = select(TenantRow.id).where(TenantRow.organisation_id == organisation_id)
+    return await database.scalar(_count_open(now).where(SessionRow.tenant_id.in_(tenants))) or 0
+
+
+def _count_open(now: float) -> Select[int]:
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
-    statement = select(func.count()).where(
-        SessionRow.tenant_id == scope,
+    return select(func.count()).where(
         SessionRow.kind == SessionKind.SESSION.value,
         SessionRow.status.not_in(ended),
         or_(SessionRow.ends_at.is_(None), SessionRow.ends_at > now),
     )
-    return await database.scalar(statement) or 0
 
 
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import BudgetSpent, Conflict, NotFound, NotPermitted
+from graftwork.platform.errors import Conflict, NotFound, NotPermitted
 from graftwork.platform.ids import ItemId, SessionId, TurnId
 from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.quotas.limits import Level, keeps_too_much
+from graftwork.platform.tenancy import quota_rows
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import (
@@ -331,12 +333,25 @@ class SessionStore:
             await session_rows.lock_tenant(database, scope)
             num_open = await session_rows.count_open_sessions(database, scope, self._clock.now())
             if num_open + len(sessions) > max_sessions:
-                raise BudgetSpent(
-                    f"{num_open} sessions are open and at most {max_sessions} may be: close some first.",
-                    code="max_sessions",
-                )
+                message = f"{num_open} sessions are open and at most {max_sessions} may be: close some first."
+                raise keeps_too_much(Level.TENANT, "max_sessions", message, code="max_sessions")
+        if sessions[0].kind is SessionKind.SESSION:
+            await self._check_organisation(database, scope, len(sessions))
         for session in sessions:
             await session_rows.insert_session(database, session)
+
+    async def _check_organisation(self, database: WriteSession, scope: TenantScope, num_new: int) -> None:
+        """Raises BudgetSpent if all tenants of the organisation together would have more open sessions than they may."""
+        held = await quota_rows.hold_organisation_quota(database, scope)
+        if held is None or held[1].max_sessions is None:
+            return
+        num_open = await session_rows.count_open_in_organisation(database, held[0], self._clock.now())
+        if num_open + num_new > held[1].max_sessions:
+            message = (
+                f"The tenants of your organisation have {num_open} open sessions and may have {held[1].max_sessions}: "
+                "close some first."
+            )
+            raise keeps_too_much(Level.ORGANISATION, "max_sessions", message, code="max_sessions")
 
     def _child(self, parent: AgentSession, checkpoint: Checkpoint | None, kind: SessionKind) -> AgentSession:
         now = self._clock.now()

@@ -130,7 +130,7 @@ def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
     served = dict(sampling)
     for name, neutral in NEUTRAL_VALUES.items():
         param, value = f"sampling.{name}", served.pop(name, None)
-        if value is not None and value != neutral:
+        if value is not None and (isinstance(value, bool) != isinstance(neutral, bool) or value != neutral):
             raise ValidationFailed(f"{param} is not served: leave it out.", param=param, code="unsupported_value")
     try:
         return SessionSampling.model_validate(served)

@@ -6,13 +6,18 @@ a restart the keyring is empty: encrypted pages are found again as soon as a req
     domain       its plain files               its encrypted files
     no key       are written and read          are not read, and stay until room is needed
     key          are not read, and removed     are written and read
+    locked       are not read                  are not read, and nothing is written until the key comes again
     destroyed    are not read                  are not read, and nothing is written any more
 
+The keys of at most `MAX_KEYS` domains are kept: those whose requests came last. The others are locked, and cost a few
+bits each, in memory that does not grow.
+
 Invariant: once a domain had a key, none of its pages is written plainly, and no plain page of it is read: whoever can
-write to the disk could have put it there.
+write to the disk could have put it there. So where it is not sure whether a domain had a key, it is locked.
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +27,11 @@ from graftwork.engine.kv.disk.file_format import FileSpan, PageFileHeader, check
 
 if TYPE_CHECKING:
     from graftwork.platform.encryption.sealed_pages import PageCipher
+
+MAX_KEYS = 10_000
+"""The most domains whose keys are kept: about 3 MB."""
+_FILTER_BITS = 2**20
+_FILTER_HASHES = 4
 
 _CUT_OFF = "the file is cut off or gone"
 _WRONG = "a page is wrong"
@@ -49,46 +59,91 @@ class SpanCheck:
     """What is wrong with the next page; None if all are right."""
 
 
-class Keyring:
-    """Owns the keys of KV files, by the digests of their domains. Every method may be called from any thread."""
+class DomainFilter:
+    """Remembers any number of domains in 128 KiB, as a Bloom filter. Never forgets one, and takes some others for known:
+    1 in 500,000 after 10,000 domains, and 1 in 100 after 100,000.
+    """
 
     def __init__(self) -> None:
-        self._keys: dict[bytes, KvFileKey | None] = {}
-        """None for a domain whose key was destroyed."""
+        self._bits = bytearray(_FILTER_BITS // 8)
+
+    def add(self, domain: bytes) -> None:
+        """`domain` is a digest, whose bytes are as good as those of a hash."""
+        for byte, bit in _places(domain):
+            self._bits[byte] |= bit
+
+    def __contains__(self, domain: bytes) -> bool:
+        return all(self._bits[byte] & bit for byte, bit in _places(domain))
+
+
+def _places(domain: bytes) -> Iterator[tuple[int, int]]:
+    for start in range(0, 4 * _FILTER_HASHES, 4):
+        place = int.from_bytes(domain[start : start + 4], "big") % _FILTER_BITS
+        yield place // 8, 1 << place % 8
+
+
+class Keyring:
+    """Owns the keys of KV files, by the digests of their domains. Every method may be called from any thread, but those
+    that change something from one thread alone.
+    """
+
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self._keys: OrderedDict[bytes, KvFileKey] = OrderedDict()
+        """The key whose request came last is the last."""
+        self._destroyed: OrderedDict[bytes, None] = OrderedDict()
+        self._locked = DomainFilter()
 
     def add(self, domain: bytes, key: KvFileKey) -> bool:
         """Takes the key of a domain (usually one tenant). Returns whether the domain had none before."""
         before = self._keys.get(domain)
         self._keys[domain] = key
+        self._keys.move_to_end(domain)
+        self._destroyed.pop(domain, None)
+        self._lock_oldest(self._keys)
         return before is None
 
     def destroy(self, domain: bytes) -> None:
-        """Forgets the key of an erased domain. Does nothing for a domain without a key."""
-        if domain in self._keys:
-            self._keys[domain] = None
+        """Forgets the key of an erased domain. Does nothing for a domain that never had a key."""
+        if domain in self._keys or domain in self._locked:
+            self._destroyed[domain] = None
+            self._keys.pop(domain, None)
+            self._lock_oldest(self._destroyed)
 
     def seals(self, domain: bytes) -> bool:
         """Returns whether the pages of a domain are encrypted when they are written."""
-        return self._keys.get(domain) is not None
+        return domain in self._keys
+
+    def is_destroyed(self, domain: bytes) -> bool:
+        """Returns whether the key of a domain was destroyed, among the last `MAX_KEYS` that were."""
+        return domain in self._destroyed
 
     def opens(self, header: PageFileHeader | None) -> bool:
         """Returns whether the pages of a file may be read with the keys that are here now. O(1)."""
         if header is None:
             return False
-        return header.domain not in self._keys if header.salt is None else self._keys.get(header.domain) is not None
+        return self._is_plain(header.domain) if header.salt is None else header.domain in self._keys
+
+    def _is_plain(self, domain: bytes) -> bool:
+        """Returns whether a domain surely never had a key. A domain is always in the next place before it leaves one."""
+        return domain not in self._keys and domain not in self._destroyed and domain not in self._locked
+
+    def _lock_oldest(self, domains: OrderedDict[bytes, KvFileKey] | OrderedDict[bytes, None]) -> None:
+        while len(domains) > self._max_keys:
+            oldest = next(iter(domains))
+            self._locked.add(oldest)
+            del domains[oldest]
 
     def prepare(
         self, layout: bytes, domain: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview]
     ) -> PageContents | None:
         """Returns pages as they go into one file of a domain: encrypted if the domain has a key, else as they are.
 
-        Returns None if the domain's key was destroyed: then nothing may be written.
+        Returns None if the domain is locked or its key was destroyed: then nothing may be written.
         """
-        if domain not in self._keys:
-            return PageContents(pages, checksums_of(pages), None)
-        secret = self._keys[domain]
+        secret = self._keys.get(domain)
         if secret is None:
-            return None
+            return PageContents(pages, checksums_of(pages), None) if self._is_plain(domain) else None
         from graftwork.platform.encryption.sealed_pages import new_salt
 
         salt = new_salt()

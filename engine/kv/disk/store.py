@@ -309,8 +309,10 @@ class DiskStore:
         """
         if self._files.put(file.name, contents, file.used_at_ns):
             self._index.publish(file)
-            if file.domain is not None and not self.keyring.opens(file.header):  # the key came or went meanwhile
-                self._index.forget_domain(file.domain, only_plain=self.keyring.seals(file.domain))
+            if file.domain is not None and self.keyring.is_destroyed(file.domain):  # since then
+                self._index.forget_domain(file.domain)
+            elif file.header is not None and file.header.salt is None and not self.keyring.opens(file.header):
+                self._index.forget_domain(file.header.domain, only_plain=True)
             return True
         if self._files.remove_partial(file.name):
             self._index.free(file)

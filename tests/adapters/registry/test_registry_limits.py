@@ -12,6 +12,7 @@ from graftwork.platform.errors import (
     GraftworkError,
     ValidationFailed,
 )
+from graftwork.platform.quotas.limits import LIMIT_HEADER
 from graftwork.platform.quotas.quota import Quota
 from tests.adapters.registry.two_tenants import BYTES, TwoTenants
 
@@ -38,7 +39,8 @@ async def test_a_limit_on_number_or_bytes_is_a_429_that_says_not_to_retry(
         await two_tenants.publish("two", seed=1, limits=limits)
 
     assert (caught.value.status, caught.value.code) == (429, code)
-    assert caught.value.headers() == {"x-should-retry": "false"}
+    limit = code.removesuffix("_exceeded")
+    assert caught.value.headers() == {"x-should-retry": "false", LIMIT_HEADER: f"tenant.{limit}"}
     assert await two_tenants.registry.model_names(two_tenants.a) == ("one",)
     assert len(two_tenants.stored) == 1
 

@@ -56,6 +56,27 @@ async def test_text_completions(batching: Batching, tenant: TestTenant) -> None:
     assert streamed["response"]["body"]["error"]["param"] == "stream"
 
 
+async def test_embeddings(batching: Batching, tenant: TestTenant) -> None:
+    """A batch of embeddings has the route's vectors and costs the same tokens, and a wrong line has the route's error."""
+    url = "/v1/embeddings"
+    bodies = [{"model": "tiny", "input": ["one", "two"]}, {"model": "tiny", "input": "one", "dimensions": 10**6}]
+    alone = [await tenant.client.post(url, json=body) for body in bodies]
+    before = len(batching.gateway.engine.requests)
+    lines = [{"custom_id": f"{n}", "method": "POST", "url": url, "body": body} for n, body in enumerate(bodies)]
+    batch = await create(tenant, lines, url)
+
+    await batching.run()
+
+    ended = await get(tenant, batch)
+    (answered,) = await lines_of(tenant, ended["output_file_id"])
+    (refused,) = await lines_of(tenant, ended["error_file_id"])
+    assert answered["response"]["body"] == alone[0].json() | {"service_tier": "flex"}
+    assert refused["response"]["body"] == alone[1].json()
+    assert refused["response"]["status_code"] == alone[1].status_code == 400
+    assert ended["usage"]["input_tokens"] == alone[0].json()["usage"]["prompt_tokens"] > 0
+    assert {request.tier.value for request in batching.gateway.engine.requests[before:]} == {"flex"}
+
+
 async def test_a_batch_costs_what_its_lines_cost(batching: Batching, tenant: TestTenant) -> None:
     """Each answered line has one usage record of the tier flex, and the batch shows their sum."""
     batch = await create(tenant, [line("a"), line("wrong", temperature=9), line("b")])

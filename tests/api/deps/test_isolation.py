@@ -1,7 +1,7 @@
 """Tests that another tenant's id answers like an unknown id on every route."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +30,7 @@ UNKNOWN = {
     "batch_id": "batch_00000000000000000000000000",
     "message_batch_id": "msgbatch_00000000000000000000000000",
     "upload_id": "upl_00000000000000000000000000",
+    "key_id": "key_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
@@ -45,20 +46,48 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/sessions/{session_id}/tool_outputs": {"json": {"outputs": [{"call_id": "call_0", "output": "x"}]}},
     "POST /v1/sessions/{session_id}/fork": {"json": {}},
     "POST /v1/sessions/{session_id}/rewind": {"json": {"to": UNKNOWN["checkpoint"]}},
+    "POST /v1/keys/{key_id}/rotate": {"json": {"overlap_s": 60}},
     "POST /v1/conversations/{conversation_id}": {"json": {"metadata": {}}},
     "POST /v1/conversations/{conversation_id}/items": {"json": {"items": [{"role": "user", "content": "x"}]}},
 }
 
 
-def tenant_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
+KEYS = "/v1/admin/tenants/{tenant_id}/keys/{key_id}"
+OPERATORS_BODIES: dict[str, dict[str, Any]] = {
+    f"POST {KEYS}/rotate": {"json": {}},
+    f"PUT {KEYS}/quota": {"json": {"requests_per_minute": 1}},
+}
+"""A valid body of each operator's route for something of one tenant."""
+PEOPLES = "/v1/keys"
+"""Routes for signed-in people alone: a key gets the same 403 for every id."""
+ORDER = ("GET", "POST", "PUT", "PATCH", "DELETE")
+"""The order in which an owner can use all routes: what is deleted goes last, the innermost first."""
+
+
+def routes_with_ids(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
     """(method, path, names of its parameters) of every tenant's route that has any."""
+    yield from _routes(gateway, lambda path, names: bool(names) and not path.startswith("/v1/admin"), BODIES)
+
+
+def nested_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
+    """The same of every operator's route for something of one tenant, by the tenant's id and an id of its own."""
+    yield from _routes(
+        gateway, lambda path, names: path.startswith("/v1/admin/tenants/") and len(names) > 1, OPERATORS_BODIES
+    )
+
+
+def _routes(
+    gateway: Gateway, is_wanted: Callable[[str, list[str]], bool], bodies: Mapping[str, Any]
+) -> Iterator[tuple[str, str, list[str]]]:
     for path, operations in gateway.app.openapi()["paths"].items():
         names = re.findall(r"{(\w+)}", path)
-        if names and not path.startswith("/v1/admin"):
-            yield from ((method.upper(), path, names) for method in operations)
+        for method, operation in operations.items() if is_wanted(path, names) else ():
+            route = f"{method.upper()} {path}"
+            assert "requestBody" not in operation or route in bodies, f"give {route} a valid body"
+            yield method.upper(), path, names
 
 
-async def owned_ids(tenant: TestTenant) -> dict[str, str]:
+async def owned_ids(gateway: Gateway, tenant: TestTenant) -> dict[str, str]:
     """Creates one object of each kind. Returns their ids by the names that routes give them."""
     await tenant.push_adapter("pirate")
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
@@ -74,6 +103,7 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     upload = (await tenant.client.post("/v1/adapter_uploads", json=new)).json()
     batches = await owned_batches(tenant)
     items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
+    key, _ = await gateway.resources.account.tenancy.create_key(tenant.id, "second")
     export = (await tenant.client.post("/v1/exports")).json()
     while export["status"] != "completed":
         export = (await tenant.client.get(f"/v1/exports/{export['id']}")).json()
@@ -81,6 +111,7 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
         **batches,
         "export_id": export["id"],
         "item_id": items["first_id"],
+        "key_id": key.id,
         "response_id": answer.json()["id"],
         "request_id": answer.headers["x-request-id"],
         "conversation_id": conversation["id"],
@@ -93,6 +124,20 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
         "model": "pirate",
         "checkpoint": turn["checkpoint_id"],
     }
+
+
+async def deleted(tenant: TestTenant, path: str) -> dict[str, str]:
+    """Makes an adapter with two versions, and deletes what the route `path` restores. Returns the ids in the path."""
+    for seed in (2, 3):
+        await tenant.push_adapter("retired", seed)
+    ids = {"name": "retired", "version": "2"}
+    await tenant.client.delete(path.removesuffix("/restore").format(**ids))
+    return ids
+
+
+def owners_body(body: dict[str, Any], owned: dict[str, str]) -> dict[str, Any]:
+    """The same body with the owner's id in place of the unknown one."""
+    return body | {"json": {"to": owned["checkpoint"]}} if body.get("json", {}).get("to") else body
 
 
 async def owned_batches(tenant: TestTenant) -> dict[str, str]:
@@ -115,37 +160,69 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, sender: str) 
 
     This holds with a key, with the cookie of the web console for it, and for a person who has signed in.
     """
-    owned = await owned_ids(tenant)
+    owned = await owned_ids(gateway, tenant)
     other = await gateway.tenant("Other")
     await send_as(gateway, other, sender)
     checked = 0
-    for method, path, names in tenant_routes(gateway):
+    for method, path, names in routes_with_ids(gateway):
         body = BODIES.get(f"{method} {path}", {})
         foreign = await other.client.request(method, path.format(**owned), **body)
         unknown = await other.client.request(method, path.format(**UNKNOWN), **body)
 
-        assert foreign.status_code == unknown.status_code == 404, (method, path, foreign.text)
+        expected = 403 if path.startswith(PEOPLES) and sender != "person" else 404
+        assert foreign.status_code == unknown.status_code == expected, (method, path, foreign.text)
         assert seen(foreign, [owned[name] for name in names]) == seen(unknown, [UNKNOWN[name] for name in names]), (
             method,
             path,
         )
         checked += 1
-    assert checked >= 20
+    assert checked >= 55
+
+
+async def test_ids_of_another_tenant_in_operators_routes(gateway: Gateway, tenant: TestTenant) -> None:
+    """What belongs to A cannot be read, changed or deleted by way of B, not even by the operator: it is a 404 there."""
+    other = await gateway.tenant("Other")
+    key = (await gateway.admin.get(f"/v1/admin/tenants/{tenant.id}/keys")).json()["data"][0]
+    export = (await gateway.admin.post(f"/v1/admin/tenants/{tenant.id}/exports")).json()
+    owned = {"tenant_id": other.id, "key_id": key["id"], "export_id": export["id"]}
+    unknown = {"tenant_id": other.id, "key_id": "key_00000000000000000000000000", "export_id": UNKNOWN["export_id"]}
+    checked = 0
+    for method, path, names in nested_routes(gateway):
+        body = OPERATORS_BODIES.get(f"{method} {path}", {})
+        answers = [await gateway.admin.request(method, path.format(**ids), **body) for ids in (owned, unknown)]
+
+        assert [answer.status_code for answer in answers] == [404, 404], (method, path, answers[0].text)
+        shown = [
+            seen(answer, [ids[name] for name in names]) for answer, ids in zip(answers, (owned, unknown), strict=True)
+        ]
+        assert shown[0] == shown[1], (method, path)
+        checked += 1
+    assert checked >= 7
+    assert (await tenant.client.get("/v1/models")).status_code == 200
+    kept = (await gateway.admin.get(f"/v1/admin/tenants/{tenant.id}/keys")).json()["data"]
+    assert kept == [key | {"last_used_at": kept[0]["last_used_at"]}]
 
 
 @pytest.mark.parametrize("sender", SENDERS)
 async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
-    """The owner's same requests are not a 404, so the requests of `test_ids_of_others` are valid."""
-    owned = await owned_ids(tenant)
+    """The owner's same requests succeed, or fit the object's state alone, so those of `test_ids_of_others` are valid."""
+    owned = await owned_ids(gateway, tenant)
     await send_as(gateway, tenant, sender)
-    for method, path, _ in tenant_routes(gateway):
-        if method == "GET":
-            assert (await tenant.client.get(path.format(**owned))).status_code == 200, path
+    routes = [*routes_with_ids(gateway)]
+    routes.sort(key=lambda route: (ORDER.index(route[0]), -len(route[1])))
+    for method, path, _ in routes:
+        fields = owned if not path.endswith("/restore") else owned | await deleted(tenant, path)
+        body = owners_body(BODIES.get(f"{method} {path}", {}), owned)
+        answer = await tenant.client.request(method, path.format(**fields), **body)
+
+        expected = {200} if method == "GET" else {200, 201, 409}
+        expected = {403} if path.startswith(PEOPLES) and sender != "person" else expected
+        assert answer.status_code in expected, (method, path, answer.text)
 
 
 async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> None:
     """Another tenant's checkpoint, or another session's, answers like one that does not exist."""
-    owned = await owned_ids(tenant)
+    owned = await owned_ids(gateway, tenant)
     other = await gateway.tenant("Other")
     for holder in (tenant, other):
         session = (await holder.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
@@ -163,7 +240,7 @@ async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> No
 @pytest.mark.parametrize("sender", SENDERS)
 async def test_models_of_others(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
     """Another tenant's adapter cannot be used under any of its names, and lists do not show it."""
-    await owned_ids(tenant)
+    await owned_ids(gateway, tenant)
     other = await gateway.tenant("Other")
     await send_as(gateway, other, sender)
     for model in ("pirate", "pirate@1", "pirate@prod"):

@@ -7,10 +7,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from graftwork.api.openapi.declare import stream_schema
 from graftwork.api.openapi.examples import ANSWERS, REQUESTS
+from graftwork.api.overview.views import View
 from graftwork.api.server.app import create_app
 from graftwork.platform.settings.settings import Settings
-from tests.api.in_process_gateway import TestTenant, chat, data_lines
+from tests.api.in_process_gateway import Gateway, TestTenant, chat, session_frames
 
 DOCUMENT: dict[str, Any] = create_app(Settings()).openapi()
 
@@ -73,6 +75,14 @@ def test_guarded_operations_say_so() -> None:
         assert ({"401", "403"} <= set(operation["responses"])) == is_guarded, (path, method)
 
 
+def test_routes_with_an_id_can_answer_404() -> None:
+    """Each operation whose path has a parameter lists the 404 of an unknown id."""
+    with_id = [operation for path, _, operation in operations() if "{" in path]
+
+    assert len(with_id) > 60
+    assert [one["operationId"] for one in with_id if "404" not in one["responses"]] == []
+
+
 def test_examples_fit_their_schemas() -> None:
     """Each operation with a JSON answer has an example, and each example fits the schema beside it."""
     for path, method, operation in operations():
@@ -111,10 +121,37 @@ async def test_answers_and_chunks_fit_their_schemas(path: str, body: dict[str, A
     stream = (await tenant.client.post(path, json=body | {"stream": True})).text
 
     check(closed(content["application/json"]["schema"]), whole)
-    events = [json.loads(line) for line in data_lines(stream) if line != "[DONE]"]
-    assert len(events) > 3
-    for event in events:
-        check(closed(content["text/event-stream"]["schema"]), event)
+    assert check_stream(content["text/event-stream"]["schema"], stream) > 3
+
+
+async def test_events_of_sessions_and_overviews_fit_their_schemas(gateway: Gateway, tenant: TestTenant) -> None:
+    """Each server-sent event of a session and of both overviews is one that the document has, by name and by data."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    turn = await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x", "stream": True})
+    overviews: list[bytes] = []
+
+    async def write_once(event: bytes) -> None:
+        overviews.append(event)
+        gateway.resources.overview.end_streams()
+
+    await gateway.resources.overview.follow(View(), write_once)
+
+    assert check_stream(stream_schema("session"), turn.text) == 3
+    assert check_stream(stream_schema("overview"), overviews[0].decode()) == 1
+    assert check_stream(stream_schema("overview"), 'event: ping\ndata: {"type":"ping"}\n\n') == 1
+
+
+def check_stream(schema: dict[str, Any], text: str) -> int:
+    """Hold each event of a stream, and the JSON in its data, against a schema. Returns the number of events with JSON."""
+    num_checked = 0
+    for frame in session_frames(text):
+        event = {"event": "message", **frame}  # what a browser calls an event without a name
+        check(schema, event)
+        (shape,) = (each for each in schema["oneOf"] if jsonschema.Draft202012Validator(each).is_valid(event))
+        if event["data"] != "[DONE]":
+            check(closed(shape["properties"]["data"]["contentSchema"]), json.loads(event["data"]))
+            num_checked += 1
+    return num_checked
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:

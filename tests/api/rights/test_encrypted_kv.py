@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.api.server.fleets import check_key_transport
+from graftwork.api.server.wiring import open_resources
 from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.core.session_commands import SessionVerb
 from graftwork.platform.encryption.master_keys import MasterKeyFile
@@ -111,3 +113,37 @@ async def test_without_the_setting_no_key_is_sent(
     async with open_gateway(replace(encrypting, encrypt_kv_files=False), inspector) as gateway:
         await talk(gateway, await gateway.tenant())
         assert keys_in(gateway.engine) == {None}
+
+
+_TLS = {name: Path(f"/etc/graftwork/{name}.pem") for name in ("engine_tls_ca", "engine_tls_cert", "engine_tls_key")}
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [
+        {"engine_address": "gpu-1:9000"},
+        {"engine_address": "10.0.0.5:9000"},
+        {"engine_address": "dns:///gpu-1:9000"},
+        {"engine_address": "unix:/run/one.sock,gpu-1:9000"},
+        {"engine_address": "localhost.example.com:9000"},
+        {"fleet": "leases"},
+    ],
+)
+async def test_keys_never_travel_in_the_clear(engines: dict[str, str], encrypting: Settings, plain: Settings) -> None:
+    """A gateway that would send keys to another machine without TLS does not start, and says what to set."""
+    with pytest.raises(InvalidRequest, match="in the clear") as refused:
+        async with open_resources(replace(encrypting, **engines)):
+            pass
+
+    assert refused.value.param == "encrypt_kv_files"
+    assert all(name in refused.value.message for name in _TLS)
+    check_key_transport(replace(plain, **engines))
+    check_key_transport(replace(encrypting, **engines, **_TLS))
+
+
+@pytest.mark.parametrize(
+    "address", [None, "unix:/run/engine.sock", "127.0.0.1:9000", "localhost:9000", "[::1]:9000", "ipv4:127.0.0.1:9000"]
+)
+def test_keys_travel_within_a_machine(address: str | None, encrypting: Settings) -> None:
+    """A Unix socket and a loopback address need no TLS."""
+    check_key_transport(replace(encrypting, engine_address=address))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from graftwork.platform.quotas.quota import Quota
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat
@@ -219,6 +221,18 @@ async def test_rollback_and_history(gateway: Gateway, tenant: TestTenant) -> Non
     assert (audit["action"], audit["target"]) == ("adapter.alias.rollback", "pirate@prod")
     assert {audit["actor"]} == {event["actor"] for event in history["data"]}
     assert audit["actor"].startswith("key_")
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "1.0", "1" * 10, "9" * 200])
+async def test_a_history_after_no_number(tenant: TestTenant, after: str) -> None:
+    """A history after what is no number of a change, or one that no database column holds, is a 422 that says why."""
+    await tenant.push_adapter("pirate")
+    await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
+
+    answer = await tenant.client.get(f"/v1/adapters/pirate/aliases/prod/history?after={after}")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "after")
+    assert "1 to 9 digits" in answer.json()["error"]["message"]
 
 
 async def test_a_push_without_promotion(tenant: TestTenant) -> None:

@@ -1,0 +1,61 @@
+"""Tests that the lines of a batch reach what belongs to their own tenant, and nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from graftwork.api.batches.endpoints import OPENAI_ENDPOINTS
+from tests.api.batches.conftest import Batching, create, get, lines_of
+from tests.api.deps.test_isolation_fields import BODIES, CASES, near
+from tests.api.in_process_gateway import TestTenant
+
+FIELDS = [(url, field) for url in OPENAI_ENDPOINTS for field in ("model", "adapters.model")]
+
+
+async def owned_ids(tenant: TestTenant, adapter: str) -> dict[str, str]:
+    """Creates what a line can name. Returns the ids by kind."""
+    await tenant.push_adapter(adapter)
+    answer = (await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
+    first = {"items": [{"role": "user", "content": "x"}]}
+    conversation = (await tenant.client.post("/v1/conversations", json=first)).json()["id"]
+    items = (await tenant.client.get(f"/v1/conversations/{conversation}/items")).json()
+    return {
+        "name": adapter,
+        "response_id": answer["id"],
+        "conversation_id": conversation,
+        "item_id": items["first_id"],
+    }
+
+
+def without(line: dict[str, Any], given: str) -> str:
+    """An output line without the ids of the line itself, and without the id that its request has named."""
+    own = (line["id"], line["response"]["request_id"], line["custom_id"], given)
+    text = json.dumps(line)
+    for each in own:
+        text = text.replace(each, "<id>")
+    return text
+
+
+@pytest.mark.parametrize(("endpoint", "field"), FIELDS)
+async def test_ids_in_lines_of_batches(batching: Batching, tenant: TestTenant, endpoint: str, field: str) -> None:
+    """A line that names another tenant's object gets the error of one that nobody has; one's own object is used."""
+    other = await batching.gateway.tenant("Other")
+    foreign, own = await owned_ids(tenant, "pirate_of_a"), await owned_ids(other, "pirate")
+    kind, body_with = CASES[field]
+    ids = (foreign[kind], near(foreign[kind]), own[kind])
+    bodies = [BODIES[f"POST {endpoint}"] | body_with(each) for each in ids]
+    lines = [
+        {"custom_id": f"line-{number}", "method": "POST", "url": endpoint, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    batch = await create(other, lines, endpoint)
+
+    await batching.run()
+
+    ended = await get(other, batch)
+    first, second = await lines_of(other, ended["error_file_id"])
+    (answered,) = await lines_of(other, ended["output_file_id"])
+    assert first["response"]["status_code"] == 404
+    assert without(first, ids[0]) == without(second, ids[1])
+    assert answered["custom_id"] == "line-2"
