@@ -104,6 +104,15 @@ class PageGrower:
         windows = self._kv_cache.page_store.sizes.windows
         return 0 if windows is None else windows.first_page(state.num_computed)
 
+    def check_integrity(self) -> None:
+        """Checks that starved requests run, and that each request has the windowed pages that its next token sees."""
+        assert self.starved <= self._running.keys()
+        windows = self._kv_cache.page_store.sizes.windows
+        for state in self._running.values():
+            assert (state.windows is None) == (windows is None), "a request lacks the pages of windowed layer groups"
+            if state.windows is not None and windows is not None:
+                state.windows.check_integrity(windows, len(state.pages), state.num_computed)
+
     def _lacking(self, state: RequestState, num_tokens: int) -> "_LackingPages | None":
         """Returns the pages that a request lacks for its first `num_tokens` tokens; None if it lacks none."""
         end = pages_for(num_tokens, self._page_tokens)

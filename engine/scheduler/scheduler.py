@@ -397,4 +397,4 @@ class Scheduler:
         self.requests.check_integrity()
         places = [*self.free_places, *(state.place for state in self._running.values())]
         assert sorted(places) == list(range(len(places))), "a place in the batch is taken twice or lost"
-        assert self._page_grower.starved <= self._running.keys()
+        self._page_grower.check_integrity()

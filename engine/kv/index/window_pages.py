@@ -62,6 +62,19 @@ class WindowPages:
         """Returns the page table of each group, up to page `end` of the request."""
         return WindowTables(self.first, tuple(zip(*self.frames[: end - self.first], strict=True)))
 
+    def check_integrity(self, windows: PageWindows, num_pages: int, num_computed: int) -> None:
+        """Checks that each page of tokens has a page in each group, and that all are there that the next query sees.
+
+        `num_pages` are the pages of tokens of the request, of which `num_computed` tokens are computed.
+        """
+        assert all(len(frames) == windows.num_groups for frames in self.frames), "a windowed group lacks a page"
+        assert self.end <= num_pages, "a windowed page is beside no page of tokens"
+        if num_computed:
+            assert self.first <= windows.first_needed(num_computed // windows.page_tokens), (
+                "a page was given up too early"
+            )
+            assert self.end * windows.page_tokens >= num_computed, "a computed token has no windowed pages"
+
 
 class StoredKeys(Protocol):
     """Tells which pages are on disk."""
