@@ -36,7 +36,8 @@ from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSe
 from graftwork.sessions.core.transcript import Checkpoint, Opening
 from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.session_store import SessionStore
-from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore
+from graftwork.sessions.store.turn_outcome import TurnOutcome
+from graftwork.sessions.store.turn_store import TurnStore
 
 _WORD = "harbour "
 _PROMPT_TOKENS = 60

@@ -60,7 +60,7 @@ from graftwork.api.http import streaming
 from graftwork.platform.tracing.request_trace import RequestTrace
 from graftwork.sessions.generation.tracer import GenerationTracer
 streaming.timed_write = lambda trace, write: write
-GenerationTracer.timed = lambda self, push: push
+GenerationTracer._measure_next = lambda self: None
 for name in ("mark", "describe", "settle", "keep"):
     setattr(RequestTrace, name, lambda self, *arguments: None)
 for name in ("admitted", "first_token", "ended", "log_tokens", "count"):
@@ -112,7 +112,7 @@ class Gateway:
     def cpu_s(self) -> float:
         """User and system, in nanoseconds' steps where Linux has a clock for other processes."""
         if sys.platform == "linux":
-            return time.clock_gettime(_process_clock(self._process.pid))
+            return time.clock_gettime(process_clock(self._process.pid))
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
@@ -188,7 +188,7 @@ class Gateway:
         return httpx.Client(base_url=f"http://127.0.0.1:{self._port}", headers=headers, trust_env=False)
 
 
-def _process_clock(process_id: int) -> int:
+def process_clock(process_id: int) -> int:
     """The CPU clock of a whole process, as glibc's clock_getcpuclockid(3) makes it; psutil's ticks are of 10 ms."""
     return (~process_id << 3) | 2
 

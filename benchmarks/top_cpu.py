@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import httpx
-from gateway_cpu import _process_clock
+from gateway_cpu import process_clock
 from machine import describe_machine
 from server_processes import OWN_ROOT, Checkout, RunningGateway, Script, gateway_over_script
 from watchers import Watched
@@ -61,7 +61,7 @@ async def measure(running: RunningGateway, arguments: argparse.Namespace) -> dic
     try:
         async with httpx.AsyncClient(base_url=running.url, timeout=60, trust_env=False) as client:
             await watched.keep_busy(client, _SETTLE_S)
-            clock = _process_clock(program.pid)
+            clock = process_clock(program.pid)
             began_at, began_s, before = time.monotonic(), time.clock_gettime(clock), drawn[0]
             await watched.keep_busy(client, arguments.seconds)
             took = time.monotonic() - began_at

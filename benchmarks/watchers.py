@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from gateway_cpu import _process_clock
+from gateway_cpu import process_clock
 from machine import describe_machine
 from server_processes import OWN_ROOT, Checkout, RunningGateway, Script, gateway_over_script, make_tenant
 
@@ -56,7 +56,7 @@ class Watched:
 
     def __init__(self, running: RunningGateway, tenants: int) -> None:
         self._running = running
-        self._clock = _process_clock(running.process_id)
+        self._clock = process_clock(running.process_id)
         self._keys = [make_tenant(running.url, running.admin_key) for _ in range(tenants)]
         self._noise = random.Random(1)
         headers = {"authorization": f"Bearer {self._keys[0]}"}

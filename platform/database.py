@@ -7,8 +7,6 @@ Invariant: a `write()` block is committed at its end, or changes nothing if it f
 
 import asyncio
 import logging
-import sqlite3
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
@@ -24,11 +22,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.util import await_only
 
 from graftwork.platform.database_address import split_address
 from graftwork.platform.errors import InvalidRequest, Unavailable
-from graftwork.platform.sqlite_reads import SqliteReads
+from graftwork.platform.sqlite import SqliteReads, SqliteWrites, is_file, prepare_sqlite
 
 Value = TypeVar("Value")
 ReadSession = NewType("ReadSession", AsyncSession)
@@ -36,7 +33,6 @@ ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
 """Permission to read and write, in one transaction."""
 
-_BUSY_MS = 30_000  # how long SQLite waits for another process's lock
 _TRY_MIGRATION_LOCK = text(f"SELECT pg_try_advisory_lock({0x67726166})")  # any number that every gateway agrees on
 _LOCK_POLL_S = 0.1
 _APPLICATION = "graftwork"  # the name of connections whose address has no `application_name`
@@ -82,6 +78,7 @@ class Database:
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         self._here = SqliteReads.of(self._url)
+        self._whole = SqliteWrites(self._url) if is_file(self._url) else None
         # A ping, a BEGIN and a ROLLBACK around one statement take seven more round trips than the statement itself.
         self._few = None if self._is_sqlite else self._make_engine(False, isolation_level="AUTOCOMMIT", max_overflow=0)
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
@@ -106,7 +103,7 @@ class Database:
                 yield ReadSession(session)
 
     async def read_few(self, read: Callable[[ReadSession], Awaitable[Value]]) -> Value:
-        """Returns what `read` finds with one statement, for a few rows by an index (see `sqlite_reads.py`).
+        """Returns what `read` finds with one statement, for a few rows by an index (see `sqlite.py`).
 
         Raises Unavailable if the database does not answer.
         """
@@ -143,10 +140,27 @@ class Database:
             finally:
                 self._writing_task = None
 
+    async def write_whole(self, work: Callable[[WriteSession], Awaitable[Value]]) -> Value:
+        """Calls `work` in a transaction, commits it, and returns the result. `work` may await nothing but its session.
+
+        Is for the small transactions that every request makes: on a SQLite file, all of `work` runs on another thread,
+        without a step between threads for each statement (see `sqlite.py`). So what `work` uses must not change
+        meanwhile. All else is as in a `write()` block.
+        """
+        if self._whole is None or self.session_info:  # what is attached to sessions may wait, such as for a key
+            async with self.write() as session:
+                return await work(session)
+        assert self._writing_task is not asyncio.current_task(), "a write inside a write would wait for itself"
+        async with self._writer:
+            with _database_errors():
+                return await self._whole.run(work)
+
     async def close(self) -> None:
         """Closes all connections."""
         if self._here is not None:
             self._here.close()
+        if self._whole is not None:
+            self._whole.close()
         if self._few is not None:
             await self._few.dispose()
         await self._engine.dispose()
@@ -271,47 +285,11 @@ class Database:
     def _make_engine(self, pings: bool = True, *, foreign_keys: bool = True, **options: Any) -> AsyncEngine:
         if self._is_sqlite:
             engine = create_async_engine(self._url, **options)
-            _prepare_sqlite(engine, foreign_keys)
+            prepare_sqlite(engine, foreign_keys)
             return engine
         engine = create_async_engine(self._url, pool_pre_ping=pings, connect_args=self._connect_args, **options)
         _prepare_postgres(engine, self._max_idle_s)
         return engine
-
-
-def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
-    """Gives SQLite real transactions, a write-ahead log and enforced foreign keys."""
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver begins nothing by itself; `on_begin` does
-        cursor = connection.cursor()
-        _use_write_ahead_log(cursor)
-        # A killed process loses nothing; a power cut may lose the last commits.
-        cursor.execute("PRAGMA synchronous = NORMAL")
-        cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-        cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
-        cursor.close()
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
-
-
-def _use_write_ahead_log(cursor: Any) -> None:
-    """Switches the file to a write-ahead log, if no connection has done so before.
-
-    SQLite's busy timeout does not count for this one statement: where two connections to a new file try at the same
-    time, one of them fails at once. So it tries again here, for as long as SQLite would wait for any other lock.
-    """
-    ends_at = time.monotonic() + _BUSY_MS / 1000
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > ends_at:
-                raise
-        await_only(asyncio.sleep(0.005))
 
 
 def _prepare_postgres(engine: AsyncEngine, max_idle_s: float) -> None:

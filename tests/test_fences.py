@@ -24,7 +24,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "platform/tenancy/*_rows.py",
         "platform/batches/*_rows.py",
         "platform/database*.py",
-        "platform/sqlite_reads.py",
+        "platform/sqlite.py",
         "sessions/store/*",
         "sessions/responses/store.py",
     ),

@@ -58,7 +58,12 @@ def database_now(session: ReadSession, clock: Clock | None) -> ColumnElement[flo
     """Returns the database's time at which the statement runs, in seconds since the Unix epoch."""
     if clock is not None:
         return literal(clock.now(), Float)
-    if _is_sqlite(session):
+    return now_in(session.get_bind().dialect.name)
+
+
+def now_in(dialect: str) -> ColumnElement[float]:
+    """Returns the same for a kind of database, such as `sqlite`, by its own time."""
+    if dialect == "sqlite":
         return (func.julianday("now") - _UNIX_EPOCH_DAY) * _DAY_S
     return cast(func.extract("epoch", func.clock_timestamp()), Float)
 

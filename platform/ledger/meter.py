@@ -38,8 +38,7 @@ class UsageMeter:
 
         Returns True. If the request was recorded before, changes nothing and returns False.
         """
-        async with self._database.write() as session:
-            return await repository.add_usage(session, event)
+        return await self._database.write_whole(partial(repository.add_usage, event=event))
 
     async def has_recorded(self, tenant_id: TenantId, request_id: str) -> bool:
         """Returns whether the ledger has the usage of this request of a tenant."""

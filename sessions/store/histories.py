@@ -17,7 +17,7 @@ from graftwork.sessions.core.items import Item, with_counterpart
 from graftwork.sessions.core.session import AgentSession, LedgerCall, given_history
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store import session_rows, turn_rows
-from graftwork.sessions.store.turn_store import ledger_of
+from graftwork.sessions.store.turn_outcome import ledger_of
 
 
 @dataclass(frozen=True, slots=True)

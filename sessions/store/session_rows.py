@@ -6,9 +6,10 @@ Every statement is limited to one tenant, except the count by status, and to the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
-from sqlalchemy import Select, delete, false, func, insert, not_, or_, select, update
+from sqlalchemy import Select, Table, Update, bindparam, delete, false, func, insert, not_, or_, select, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
@@ -41,10 +42,17 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
 async def update_session(database: WriteSession, session: AgentSession) -> None:
     """Stores a changed session, without its tool calls. The caller's transaction must have locked the session."""
     sealer = await row_sealer(database, session.tenant_id)
-    await database.execute(
-        update(SessionRow)
-        .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
-        .values(**sealer.sealed(SessionRow, _changing_columns(session), session.session_id))
+    changed = sealer.sealed(SessionRow, _changing_columns(session), session.session_id)
+    key = {"of_id": session.session_id, "of_tenant": session.tenant_id}
+    await database.execute(_updating(tuple(changed)), {**changed, **key})
+
+
+@cache
+def _updating(names: tuple[str, ...]) -> Update:
+    """Returns the statement that changes these columns of a session. It is built once, for every turn runs it twice."""
+    of_session = (SessionRow.id == bindparam("of_id"), SessionRow.tenant_id == bindparam("of_tenant"))
+    return (
+        update(cast("Table", SessionRow.__table__)).where(*of_session).values({name: bindparam(name) for name in names})
     )
 
 

@@ -68,12 +68,15 @@ class SessionStore:
         Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions. If `max_sessions` is
         None, there is no limit.
         """
-        async with self._database.write() as database:
+
+        async def work(database: WriteSession) -> AgentSession:
             await self._insert(database, scope, [session], max_sessions)
             if not items:
                 return session
             started = await histories.add_items(database, scope, session, None, items, self._clock.now(), self._limits)
             return await self._update(database, _resting(started))
+
+        return await self._database.write_whole(work)
 
     async def add_items(self, scope: TenantScope, seen: AgentSession, items: Sequence[Item]) -> None:
         """Adds items to the end of a session's history, which the next turn encodes again.

@@ -7,9 +7,10 @@ tenant.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
-from sqlalchemy import CTE, ColumnElement, Select, func, insert, select, update
+from sqlalchemy import CTE, ColumnElement, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
@@ -59,9 +60,15 @@ async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
     The output of the turn is not in this row: it is stored as items of the turn's checkpoint.
     """
-    await database.execute(
-        update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
-    )
+    changed = _changing_columns(turn)
+    await database.execute(_updating(tuple(changed)), {**changed, "of_id": turn.turn_id, "of_tenant": scope})
+
+
+@cache
+def _updating(names: tuple[str, ...]) -> Update:
+    """Returns the statement that changes these columns of a turn. It is built once, for every turn runs it."""
+    of_turn = (TurnRow.id == bindparam("of_id"), TurnRow.tenant_id == bindparam("of_tenant"))
+    return update(cast("Table", TurnRow.__table__)).where(*of_turn).values({name: bindparam(name) for name in names})
 
 
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:

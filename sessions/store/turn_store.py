@@ -6,80 +6,37 @@ fails or is cancelled does not move the head. A process must hold the session's 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
+from graftwork.platform.errors import Conflict
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
 from graftwork.platform.ledger.repository import add_usage
 from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.tenancy.organisation_rows import organisation_of
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
-from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
-from graftwork.sessions.core.items import Item, open_calls
+from graftwork.sessions.core.events import EventType, SessionEvent, number_events, turn_created
+from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
-from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
-from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
+from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
+from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Opening, Transcript, join_chain
 from graftwork.sessions.core.views import turn_usage_body, usage_body
 from graftwork.sessions.store import lease_rows, session_rows, turn_rows
 from graftwork.sessions.store.event_log import EventBatch
+from graftwork.sessions.store.turn_outcome import (
+    TurnOutcome,
+    at_rest,
+    ended,
+    failure_event,
+    interrupted_error,
+    ledger_of,
+)
 from graftwork.sessions.store.turn_rows import Delivered
-
-NO_DEADLINES: Mapping[str, float] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class TurnOutcome:
-    """How a turn ended: its status, and what it added to the session.
-
-    `drafts` holds the events of the turn that are not stored yet. The last of them is the turn's last event.
-    """
-
-    status: TurnStatus
-    drafts: Sequence[EventDraft]
-    checkpoint: Checkpoint | None = None
-    """The checkpoint that the turn made, which becomes the session's latest one.
-
-    It is None if the turn made no checkpoint.
-    """
-    items: Sequence[Item] = ()
-    """The items of the checkpoint: the turn's input, then the answer."""
-    finish_reason: str | None = None
-    usage: Mapping[str, Any] | None = None
-    cache: Mapping[str, Any] | None = None
-    error: Mapping[str, Any] | None = None
-    deadlines: Mapping[str, float] = field(default_factory=dict)
-    """The time at which the output of each tool is expected, in Unix seconds, by the tool's name."""
-    after_seq: int | None = None
-    """The number of the event before the first draft; None means the last stored event."""
-
-
-def ledger_of(
-    checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
-) -> tuple[LedgerCall, ...]:
-    """Returns the tool calls at the end of a checkpoint, all without outputs.
-
-    `items` are at least the items from the oldest of these calls on. `deadlines` maps the name of a tool to the time at which its
-    output is expected, in Unix seconds.
-    """
-    if not checkpoint.awaits_tools:
-        return ()
-    return tuple(
-        LedgerCall(
-            checkpoint_id=checkpoint.checkpoint_id,
-            position=position,
-            call_id=call.call_id,
-            name=call.tool_name,
-            arguments=call.arguments,
-            deadline_at=deadlines.get(call.tool_name),
-        )
-        for position, call in enumerate(open_calls(items))
-    )
 
 
 class TurnStore:
@@ -158,7 +115,8 @@ class TurnStore:
         Raises Conflict if the session has changed since the caller has read it, or if another request has the key now.
         """
         now, scope = self._clock.now(), principal.scope()
-        async with self._database.write() as database:
+
+        async def work(database: WriteSession) -> tuple[SessionLease, Turn]:
             session = await session_rows.find_session(database, scope, seen.session_id, lock=True)
             if session is None or session.epoch != seen.epoch:
                 raise Conflict(
@@ -194,7 +152,9 @@ class TurnStore:
             if principal.turn_claim is not None:
                 await principal.turn_claim.record_turn(database, session.session_id, turn_id)
             await session_rows.note_turn_of_outputs(database, scope, session.session_id, session.ledger, turn_id)
-        return lease, turn
+            return lease, turn
+
+        return await self._database.write_whole(work)
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
         """Stores events of many turns, and renews the turns' leases. Storing the same batch again changes nothing.
@@ -205,12 +165,16 @@ class TurnStore:
         now = self._clock.now()
         leases = [batch.lease for batch in batches]
         last_seqs = [batch.events[-1].seq for batch in batches]
-        async with self._database.write() as database:
+
+        async def work(database: WriteSession) -> dict[SessionId, bool]:
             held = await lease_rows.extend_leases(database, leases, self._lease_s, self._lease_clock, last_seqs)
             kept = [batch for batch in batches if batch.lease.session_id in held]
             if kept:
                 events = [(batch.lease.scope, event) for batch in kept for event in batch.events]
                 await turn_rows.insert_events(database, events, now)
+            return held
+
+        held = await self._database.write_whole(work)
         return [held.get(lease.session_id) for lease in leases]
 
     async def renew(self, lease: SessionLease) -> bool:
@@ -218,8 +182,9 @@ class TurnStore:
 
         Raises LeaseLost if another process has taken over the session.
         """
-        async with self._database.write() as database:
-            held = await lease_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
+        held = await self._database.write_whole(
+            lambda database: lease_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
+        )
         if lease.session_id not in held:
             raise LeaseLost(lease.session_id)
         return held[lease.session_id]
@@ -231,13 +196,16 @@ class TurnStore:
 
         Raises LeaseLost if another process has taken over the session.
         """
-        async with self._database.write() as database:
+
+        async def work(database: WriteSession) -> tuple[SessionEvent, ...]:
             session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
             if session is None or session.epoch != lease.epoch or session.running_turn_id != lease.turn_id:
                 raise LeaseLost(lease.session_id)
             if usage_row is not None:
                 await add_usage(database, usage_row)
             return await self._end(database, lease.scope, session, lease.turn_id, outcome)
+
+        return await self._database.write_whole(work)
 
     async def find_interrupted(
         self, running_here: Callable[[], Collection[TurnId]]
@@ -327,36 +295,9 @@ class TurnStore:
         last_seq = after_seq + len(drafts)
         events = number_events(drafts, session.session_id, turn_id, last_seq)
         await turn_rows.insert_events(database, [(scope, event) for event in events], now)
-        await turn_rows.update_turn(database, scope, _ended(turn, outcome, now))
-        await session_rows.update_session(database, _at_rest(session, outcome, last_seq, now))
+        await turn_rows.update_turn(database, scope, ended(turn, outcome, now))
+        await session_rows.update_session(database, at_rest(session, outcome, last_seq, now))
         return events
-
-
-def _ended(turn: Turn, outcome: TurnOutcome, now: float) -> Turn:
-    return replace(
-        turn,
-        status=outcome.status,
-        checkpoint_id=None if outcome.checkpoint is None else outcome.checkpoint.checkpoint_id,
-        finish_reason=outcome.finish_reason,
-        usage=outcome.usage,
-        cache=outcome.cache,
-        error=outcome.error,
-        finished_at=now,
-    )
-
-
-def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: float) -> AgentSession:
-    return replace(
-        session,
-        status=session.resting_status,
-        running_turn_id=None,
-        lease_owner=None,
-        lease_expires_at=None,
-        cancel_requested=False,
-        last_seq=last_seq,
-        last_cache=session.last_cache if outcome.cache is None else outcome.cache,
-        updated_at=now,
-    )
 
 
 def _usage_of(delivered: Delivered) -> Mapping[str, Any]:
@@ -382,19 +323,4 @@ def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Deli
         disk_tokens=delivered.cache["disk_tokens"],
         service_tier=turn.service_tier,
         end_user_id=turn.end_user_id,
-    )
-
-
-def failure_event(error: GraftworkError) -> EventDraft:
-    """Returns the last event of a turn that failed with `error`. The event has no number yet."""
-    return EventDraft(EventType.TURN_FAILED, {"error": error.body()["error"]})
-
-
-def interrupted_error() -> Unavailable:
-    """Returns the error that clients get for a turn whose process has stopped before the turn's end."""
-    return Unavailable(
-        "The server that ran the turn stopped; the session is as it was before the turn: send the turn, or the tool "
-        "outputs, again.",
-        code="turn_interrupted",
-        retry_after_s=0.0,
     )

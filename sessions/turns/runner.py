@@ -56,7 +56,8 @@ from graftwork.sessions.generation.logprobs import token_scores
 from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Accounting, RequestAccount, Usage
 from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
-from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
+from graftwork.sessions.store.turn_outcome import TurnOutcome, failure_event
+from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.encoding import PromptEncoding
 from graftwork.sessions.tools.tool_choice import CallForm, CallForms
 from graftwork.sessions.turns.kv import History, SessionKvClient

@@ -37,6 +37,27 @@ async def count_tenants(database: Database) -> int:
         return int((await session.scalar(text("SELECT count(*) FROM tenants"))) or 0)
 
 
+async def test_a_write_cancelled_in_a_statement_keeps_no_lock(database: Database) -> None:
+    """A write that is cancelled while the database computes is undone, and the next write need not wait for it."""
+    long = text(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT i FROM n WHERE i > 1999990"
+    )
+
+    async def write() -> None:
+        async with asyncio.timeout(0.2), database.write() as session:
+            await session.execute(INSERT, {"id": "cancelled", "weight": 1})
+            await session.execute(long)
+
+    with pytest.raises(TimeoutError) as kept:  # the error keeps the statement's cursor
+        await write()
+
+    async with asyncio.timeout(20), database.write() as session:  # SQLite waits for a lock for 30 seconds
+        await session.execute(INSERT, {"id": "next", "weight": 1})
+
+    assert await count_tenants(database) == 1
+    assert kept.value is not None
+
+
 async def test_a_write_is_kept_when_its_block_ends_well(database: Database) -> None:
     """A block that ends commits all of it; a block that raises leaves nothing."""
     async with database.write() as session:

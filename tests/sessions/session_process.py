@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.database import Database, ReadSession, Value, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, KeyId, SessionId, TenantId, new_id
 from graftwork.platform.ledger.meter import UsageMeter
@@ -376,3 +376,7 @@ class UnreliableDatabase(Database):
             yield session
         if hold is not None:
             await hold.wait()
+
+    async def write_whole(self, work: Callable[[WriteSession], Awaitable[Value]]) -> Value:
+        async with self.write() as session:
+            return await work(session)

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -133,8 +134,7 @@ class EngineReports:
             for one in reports
         ]
         if rows:
-            async with self._database.write() as session:
-                await agreement_rows.add_reports(session, rows)
+            await self._database.write_whole(partial(agreement_rows.add_reports, rows=rows))
 
 
 class OpenReport:

@@ -75,11 +75,10 @@ class Browser:
     def button(self, name: str) -> WebElement:
         """Waits for a button or a link with this name, in the open dialog if there is one."""
         path = f"[normalize-space(.)={name!r} or @aria-label={name!r}]"
-        inside = "//dialog[@open]" if self.all("dialog[open]") else ""
-        xpath = f"{inside}//button{path} | {inside}//a{path}"
 
         def found() -> WebElement | None:
-            elements = self.driver.find_elements(By.XPATH, xpath)
+            inside = "//dialog[@open]" if self.all("dialog[open]") else ""  # it may close while its act is under way
+            elements = self.driver.find_elements(By.XPATH, f"{inside}//button{path} | {inside}//a{path}")
             return next((one for one in elements if one.is_displayed() and one.is_enabled()), None)
 
         return self._until(found, f"the button {name!r}")

@@ -1,5 +1,6 @@
 """Tests of what becomes of an adapter's versions in the browser: roll-outs, history, the way back, tags, defaults."""
 
+import itertools
 from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
@@ -37,10 +38,14 @@ def test_a_rollout_is_started_and_cancelled(browser: Browser, server: ConsoleSer
     assert made["limits"]["error_rate"] == 0.03
     assert (made["version"], made["stable"], made["state"]) == (2, 1, "running")
 
-    for number in range(4):
-        asked = {"model": "pirate", "user": f"user {number}", "messages": [{"role": "user", "content": "x"}]}
+    numbers = itertools.count()
+
+    def asked_until_shown() -> bool:  # requests count from the moment when the gateway knows of the roll-out
+        asked = {"model": "pirate", "user": f"user {next(numbers)}", "messages": [{"role": "user", "content": "x"}]}
         tenant.client.post("/v1/chat/completions", json=asked).raise_for_status()
-    browser.with_text("tbody tr", "requests, 0 failed, 0 refused")
+        return any("requests, 0 failed, 0 refused" in row.text for row in browser.all("tbody tr"))
+
+    browser.wait(asked_until_shown)
     browser.press("Cancel the roll-out of prod")
     browser.press("Cancel the roll-out")
     browser.with_text("tbody .chip", "cancelled")

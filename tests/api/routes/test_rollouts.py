@@ -57,7 +57,8 @@ async def test_a_version_that_fails_is_rolled_back(gateway: Gateway, promoted: T
     assert set(after) == {200}
     assert rollout["state"] == "rolled_back"
     assert "error rate is 1.000" in rollout["reason"]
-    assert rollout["figures"]["2"]["errors"] == rollout["figures"]["2"]["requests"] == before.count(503)
+    canary = rollout["figures"]["2"]  # at the moment of the verdict; the gateway's own controller may be the first
+    assert 0 < canary["errors"] == canary["requests"] <= before.count(503)
     assert rollout["figures"]["1"]["errors"] == 0
     assert (audit["actor"], audit["action"], audit["target"]) == (
         "rollout",

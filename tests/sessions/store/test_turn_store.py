@@ -16,7 +16,8 @@ from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnSta
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.session_store import SessionStore
-from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore
+from graftwork.sessions.store.turn_outcome import TurnOutcome
+from graftwork.sessions.store.turn_store import TurnStore
 from tests.sessions.session_process import LEASE_S, SessionProcess, principal
 
 ME = principal()

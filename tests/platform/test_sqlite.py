@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, make_url, text
+from sqlalchemy.exc import IntegrityError
 
-from graftwork.platform.database import Database, ReadSession
+from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.sqlite_reads import SqliteReads
+from graftwork.platform.sqlite import SqliteReads
 
 INSERT = text(
     "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
@@ -111,3 +112,94 @@ async def test_a_file_that_is_no_database_is_told_as_before(tmp_path: Path) -> N
     for thread in threading.enumerate():  # aiosqlite does not wait for the thread of a connection that failed to open
         if "_connection_worker_thread" in thread.name:
             await asyncio.to_thread(thread.join)
+
+
+async def test_a_whole_write_is_kept_or_undone(database: Database) -> None:
+    """On both databases a whole write is there after its call, one that fails changes nothing, and results come back."""
+
+    async def work(session: WriteSession) -> int:
+        for number in range(3):
+            await session.execute(INSERT, {"id": f"ten_{number}"})
+        return len(await tenant_ids(session))
+
+    async def failing(session: WriteSession) -> None:
+        await session.execute(INSERT, {"id": "ten_lost"})
+        raise InterruptedError
+
+    found = await database.write_whole(work)
+    with pytest.raises(InterruptedError):
+        await database.write_whole(failing)
+    with pytest.raises(IntegrityError):
+        await database.write_whole(work)
+
+    assert found == 3
+    assert await database.read_few(tenant_ids) == ["ten_0", "ten_1", "ten_2"]
+
+
+async def test_a_whole_write_on_sqlite_runs_on_one_other_thread(sqlite_database: Database) -> None:
+    """All statements of a whole write, and its Python, run on one thread, which is not the event loop's."""
+    threads: set[str] = set()
+
+    async def work(session: WriteSession) -> None:
+        threads.add(threading.current_thread().name)
+        await session.execute(INSERT, {"id": "ten_0"})
+        threads.add(threading.current_thread().name)
+
+    await sqlite_database.write_whole(work)
+
+    assert len(threads) == 1
+    assert threading.current_thread().name not in threads
+
+
+async def test_whole_writes_and_blocks_take_turns(sqlite_database: Database) -> None:
+    """Whole writes beside blocks lose nothing, and none waits for SQLite's lock, which would take seconds."""
+
+    async def whole(number: int) -> None:
+        async def work(session: WriteSession) -> None:
+            await session.execute(INSERT, {"id": f"whole_{number:02}"})
+
+        await sqlite_database.write_whole(work)
+
+    async def block(number: int) -> None:
+        async with sqlite_database.write() as session:
+            await session.execute(INSERT, {"id": f"block_{number:02}"})
+
+    async with asyncio.timeout(20):  # SQLite waits for a lock for 30 seconds
+        await asyncio.gather(*(one(number) for number in range(20) for one in (whole, block)))
+
+    assert len(await sqlite_database.read_few(tenant_ids)) == 40
+
+
+async def test_a_cancelled_whole_write_has_ended_when_its_caller_has(sqlite_database: Database) -> None:
+    """A caller that is cancelled waits for the end of its transaction, so the next writer finds the file free."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    async def work(session: WriteSession) -> None:
+        await session.execute(INSERT, {"id": "ten_0"})
+        begun.set()
+        goes_on.wait(20)
+
+    running = asyncio.create_task(sqlite_database.write_whole(work))
+    assert await asyncio.to_thread(begun.wait, 20)
+    running.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert await sqlite_database.read_few(tenant_ids) == ["ten_0"]
+    async with asyncio.timeout(20), sqlite_database.write() as session:
+        await session.execute(INSERT, {"id": "ten_1"})
+
+
+async def test_a_whole_write_that_awaits_something_else_is_refused(sqlite_database: Database) -> None:
+    """A whole write that waits for anything but its session fails, and is undone."""
+
+    async def work(session: WriteSession) -> None:
+        await session.execute(INSERT, {"id": "ten_0"})
+        await asyncio.sleep(0)
+
+    with pytest.raises(AssertionError, match="nothing but its session"):
+        await sqlite_database.write_whole(work)
+
+    assert await sqlite_database.read_few(tenant_ids) == []
