@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,9 @@ async def test_without_the_setting_no_key_is_sent(
         assert keys_in(gateway.engine) == {None}
 
 
-_TLS = {name: Path(f"/etc/graftwork/{name}.pem") for name in ("engine_tls_ca", "engine_tls_cert", "engine_tls_key")}
+_TLS: dict[str, Any] = {
+    name: Path(f"/etc/graftwork/{name}.pem") for name in ("engine_tls_ca", "engine_tls_cert", "engine_tls_key")
+}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ _TLS = {name: Path(f"/etc/graftwork/{name}.pem") for name in ("engine_tls_ca", "
         {"fleet": "leases"},
     ],
 )
-async def test_keys_never_travel_in_the_clear(engines: dict[str, str], encrypting: Settings, plain: Settings) -> None:
+async def test_keys_never_travel_in_the_clear(engines: dict[str, Any], encrypting: Settings, plain: Settings) -> None:
     """A gateway that would send keys to another machine without TLS does not start, and says what to set."""
     with pytest.raises(InvalidRequest, match="in the clear") as refused:
         async with open_resources(replace(encrypting, **engines)):
