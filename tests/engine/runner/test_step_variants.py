@@ -57,7 +57,7 @@ def run_step(model: LlamaRunner, num_rows: int, num_adapters: int, num_keys: int
 def test_no_step_meets_a_kernel_that_the_enumeration_lacks(model: LlamaRunner, variants: Variants) -> None:
     """Decode steps of any number of rows, adapters and keys launch only kernels that the graphs of up to 8 rows, with
     the kernels of sampling, have launched at start."""
-    run_graphs(model, GraphKeys(8, 16))
+    run_graphs(model, GraphKeys(8, 16, model.keys.min_rows))
     run_step(model, 1, 0, 5)
     at_start = set(variants)
     model.forward.graphs = model.graphs
