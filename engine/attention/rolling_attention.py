@@ -36,10 +36,10 @@ class RollingAttention:
         self._layers = _Layers(config, cache, page_tokens, sinks, _turns(config, cache.device))
 
     def plan(self, batch: AttentionBatch) -> StepAttention:
-        rolling = tuple(one for one in batch.placed if one.piece.window is not None)
+        rolling = tuple(one for one in batch.placed if one.piece.rolling_window is not None)
         if not rolling:
             return self.others.plan(batch)
-        rest = tuple(one for one in batch.placed if one.piece.window is None)
+        rest = tuple(one for one in batch.placed if one.piece.rolling_window is None)
         others = self.others.plan(AttentionBatch(rest, batch.positions)) if rest else None
         return RollingStep(self._layers, rolling, others)
 
@@ -78,7 +78,7 @@ class _Run:
 
 
 def _runs(one: PlacedSlice) -> list[_Run]:
-    piece, window = one.piece, one.piece.window
+    piece, window = one.piece, one.piece.rolling_window
     assert window is not None
     found = [one.chunk_rows] if one.chunk_rows else []
     found += [range(row, row + 1) for row in one.decoding_rows]

@@ -116,7 +116,7 @@ class RequestSlice:
 
     The plan is made before that token is known. It is the only token of the slice, and `token_ids` is empty.
     """
-    window: RollingWindow | None = None
+    rolling_window: RollingWindow | None = None
     """Which tokens the tokens of this slice attend to; None for all before each."""
     place: int = 0
     """The request's place in the batch: a number that no other running request has, from 0 on."""
