@@ -15,7 +15,7 @@ import torch
 
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
-from graftwork.engine.draft_head.head_layer import HeadLayer
+from graftwork.engine.draft_head.head_layer import HeadLayer, few_sizes
 from graftwork.engine.draft_head.head_texts import HeadText, HeadTexts
 from graftwork.engine.runner.draft_model import plain_sampling
 from graftwork.engine.runner.hidden_taps import HiddenTaps
@@ -212,6 +212,7 @@ class DraftHead:
     def _step(self, readings: list[_Reading], pieces: dict[RequestId, RequestSlice]) -> None:
         """Computes some pairs of each reading, and keeps the output of the last one as the features behind it."""
         rows = self._builder.arrange(StepPlan(tuple(pieces.values())))
+        rows = self._builder.padded(rows, few_sizes(len(rows.token_ids)))
         outputs = self._layer.pairs(rows)  # [num_rows, hidden]
         last_rows = {one.piece.request_id: one.start_row + one.piece.num_tokens - 1 for one in rows.placed}
         page_tokens = self._sizes.page_tokens

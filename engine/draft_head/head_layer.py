@@ -17,6 +17,20 @@ from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
 from graftwork.engine.runner.input_batch import BatchBuilder, BatchRows
 from graftwork.engine.runner.row_ops import RowOps
 
+_FINE_ROWS, _COARSE_ROWS = 64, 128
+"""Up to so many rows, sizes are powers of two; above, they are multiples of the second number."""
+
+
+def few_sizes(num_rows: int) -> int:
+    """Returns to how many rows a batch of a head is padded.
+
+    oneDNN prepares each product anew for each number of rows, in about 0.6 ms (see usual_rows in engine/model/layers.py). A
+    head has five products, and a pass of one row takes less than that; its batches would often have a size of their own.
+    """
+    if num_rows <= _FINE_ROWS:
+        return 1 << max(num_rows - 1, 0).bit_length()
+    return -(-num_rows // _COARSE_ROWS) * _COARSE_ROWS
+
 
 class HeadMemory:
     """The pages of a draft head: keys, values and features of `page_tokens` pairs each.
@@ -59,7 +73,9 @@ class HeadLayer:
 
         states: [num_tokens, 3 * target_hidden], on the device. `pages` and `offsets` say where each token's features go.
         """
-        features = self._weights.states(states)  # [num_tokens, hidden]
+        num_tokens = len(states)
+        padded = functional.pad(states, (0, 0, 0, few_sizes(num_tokens) - num_tokens))
+        features = self._weights.states(padded)[:num_tokens]  # [num_tokens, hidden]
         self._memory.features.index_put_((self._indices(pages), self._indices(offsets)), features)
 
     def pairs(self, rows: BatchRows) -> torch.Tensor:

@@ -100,7 +100,9 @@ def test_the_key_of_kv_files_arrives(key: KvFileKey | None) -> None:
 @pytest.mark.parametrize("window", [None, RollingWindow(0, 1), RollingWindow(4, 2**30)])
 def test_the_window_of_a_session_arrives(window: RollingWindow | None) -> None:
     """A request and a session command bring the rolling window, and none is none."""
-    bounds: dict[str, Any] = {} if window is None else {"attention_window": window.window, "attention_sinks": window.sinks}
+    bounds: dict[str, Any] = (
+        {} if window is None else {"attention_window": window.window, "attention_sinks": window.sinks}
+    )
     sent = request(SamplingParams(max_tokens=1, **bounds))
     command = SessionCommand(SessionVerb.READ, SessionKey("s"), sent.domain, (), (1, 2), window=window)
 
