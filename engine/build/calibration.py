@@ -68,11 +68,11 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
 
 
 def confirms(cost: PrefillCost, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> bool:
-    """Returns whether one prefill takes about as long as `cost` says. Runs the prefill twice: the first warms up.
+    """Returns whether one short prefill takes about as long as `cost` says. Runs the prefill twice: the first warms up.
 
     Overwrites pages on the device.
     """
-    num_tokens = _longest_prefill(limits)
+    num_tokens = _short_prefill(limits)
     plan = _prefill_of(num_tokens, 0, limits.page_tokens)
     run(plan)
     ratio = _seconds(run, plan) / cost.seconds(num_tokens, 0)
@@ -137,8 +137,8 @@ def measure_prefill(run: Callable[[StepPlan], StepResult], limits: SchedulerLimi
     longest = _longest_prefill(limits)
     cells = {
         (longest, 0),
-        (max(longest // 4, 1), 0),
-        (max(longest // 4, 1), min(limits.context_tokens - longest, 4 * longest)),
+        (_short_prefill(limits), 0),
+        (_short_prefill(limits), min(limits.context_tokens - longest, 4 * longest)),
     }
 
     def compute(cell: tuple[int, int]) -> None:
@@ -150,6 +150,10 @@ def measure_prefill(run: Callable[[StepPlan], StepResult], limits: SchedulerLimi
 
 def _longest_prefill(limits: SchedulerLimits) -> int:
     return min(limits.max_batch_tokens, limits.context_tokens, 128)
+
+
+def _short_prefill(limits: SchedulerLimits) -> int:
+    return max(_longest_prefill(limits) // 4, 1)
 
 
 def _prefill_of(num_tokens: int, start: int, page_tokens: int) -> StepPlan:

@@ -29,7 +29,7 @@ from graftwork.engine.build.kv import (
     allocate_kv_storage,
     build_page_copier,
 )
-from graftwork.engine.build.lora import build_lora, build_probe_lora
+from graftwork.engine.build.lora import build_lora, build_probe_lora, import_kernels
 from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
@@ -226,6 +226,7 @@ def _load_model(
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model
     try:
+        import_kernels(own, device)
         with phases.phase("weights"):
             weights = load_weights(own, part, device, dtype, ranks.tensors(open_weights(config.model, model)))
         with phases.phase("kernels"):

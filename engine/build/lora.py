@@ -5,6 +5,8 @@ kernels pass their self-test on this machine. Otherwise plain torch applies the 
 """
 
 import logging
+import threading
+from contextlib import suppress
 from importlib.util import find_spec
 
 import torch
@@ -22,6 +24,19 @@ _log = logging.getLogger(__name__)
 _CHOICES = ("auto", "native", "triton", "torch")
 PACK_BYTES = 256 * 2**20
 """Bytes of packed copies that torch keeps of the adapters in recent batches."""
+
+
+def import_kernels(config: EngineConfig, device: torch.device) -> None:
+    """Imports the compiler of the CPU's kernels on another thread, if they are wanted. Call it before weights are read:
+    both take a second. `build_lora` waits for the import, and finds its error.
+    """
+    if device.type == "cpu" and config.kernels_for("lora") in ("auto", "native") and find_spec("numba") is not None:
+        threading.Thread(target=_import_kernels, name="import-kernels", daemon=True).start()
+
+
+def _import_kernels() -> None:
+    with suppress(Exception):
+        import graftwork.engine.lora.cpu_selftest  # noqa: F401
 
 
 def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:

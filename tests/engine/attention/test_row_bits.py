@@ -1,32 +1,21 @@
 """Tests that the bits of a row follow from its own request alone."""
 
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from graftwork.engine.attention.kernel_shape import AttentionShape
 from tests.engine.attention.batches import piece
 from tests.engine.attention.cases import Step, random_step, run_kernels
+from tests.engine.kernels.interpreted import add_in_one_order
 
 PAGE_TOKENS = 16
 
 
 @pytest.fixture(autouse=True)
 def _ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of matrices add in one order, as matrix units do. BLAS may add another way in other rows of a tile."""
-    pytest.importorskip("triton", reason="the kernels extra is not installed")
-    from triton.runtime import interpreter
-
-    def create_dot(_: Any, a: Any, b: Any, total: Any, *__: Any) -> Any:
-        products = np.zeros_like(total.data)
-        for index in range(a.data.shape[1]):
-            products += a.data[:, index, None] * b.data[index]
-        return interpreter.TensorHandle(products + total.data, total.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    add_in_one_order(monkeypatch)
 
 
 def step_of(whole: Step, *parts: tuple[int, int, int, int]) -> Step:

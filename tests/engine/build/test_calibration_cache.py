@@ -143,7 +143,7 @@ def test_kept_costs_must_be_about_right(monkeypatch: pytest.MonkeyPatch, factor:
     monkeypatch.setattr("graftwork.engine.build.calibration.perf_counter", lambda: now[0])
 
     def run(plan: StepPlan) -> StepResult:
-        now[0] += factor * COST.prefill.seconds(128, 0)
+        now[0] += factor * COST.prefill.seconds(sum(piece.num_tokens for piece in plan.slices), 0)
         return StepResult({})
 
     assert confirms(COST.prefill, run, limits) is expected

@@ -4,7 +4,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -31,3 +33,19 @@ def interpreted_copies(names: Sequence[str]) -> dict[str, ModuleType]:
         sys.modules.update(compiled)
         for name, module in attributes.items():
             parents[name][own[name]] = module
+
+
+def add_in_one_order(patch: pytest.MonkeyPatch) -> None:
+    """Lets interpreted products of matrices add in one order, as matrix units do. BLAS may add in another way in other
+    rows of a tile, or in tiles of another size.
+    """
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    from triton.runtime import interpreter
+
+    def create_dot(_: Any, a: Any, b: Any, total: Any, *__: Any) -> Any:
+        products = np.zeros_like(total.data)
+        for index in range(a.data.shape[1]):
+            products += a.data[:, index, None] * b.data[index]
+        return interpreter.TensorHandle(products + total.data, total.dtype.scalar)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
