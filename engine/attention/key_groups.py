@@ -186,7 +186,7 @@ class KeyGrouper:
 
         The null page stands for pages that the group does not keep: no query sees their keys.
         """
-        first, pages = piece.table(group)
+        first, pages = piece.table(group) if group else (0, piece.pages)
         return [*[self._null_page] * first, *pages[: num_pages - first], *[self._null_page] * (max_pages - num_pages)]
 
     def _chunk(self, one: PlacedSlice) -> ChunkRows:

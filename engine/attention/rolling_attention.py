@@ -133,7 +133,7 @@ class _Layers:
 
         fp32 [kv_heads, group, rows, keys] and [kv_heads, 1, keys, head_dim].
         """
-        table = run.piece.table(self.cache.group_of(layer))
+        table = run.piece.table(self.cache.group_of[layer])
         keys, values = (self._gathered(one, table, start, end) for one in self.cache.layer(layer))
         rows, kv_heads = len(query), self.config.num_kv_heads
         grouped = query.float().view(rows, kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)

@@ -54,7 +54,7 @@ class TorchStepAttention:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
         sinks = None if self._sinks is None else self._sinks[layer]
         visible = self._visible_by_window[self._config.windows[layer]]
-        group = self._cache.group_of(layer)
+        group = self._cache.group_of[layer]
         if self._is_one_decode:
             return self._decode(
                 query, (keys, values), self._groups.decodes[0], group, visible.decodes[0], sinks

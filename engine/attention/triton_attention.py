@@ -67,7 +67,7 @@ class TritonAttention:
         self._shape = shape
         self._device = cache.device
         self._num_groups = len(cache.groups.groups)
-        self._kinds = [_LayerKind(window, cache.group_of(layer)) for layer, window in enumerate(config.windows)]
+        self._kinds = [_LayerKind(window, cache.group_of[layer]) for layer, window in enumerate(config.windows)]
         scale, cap = config.score_scale, config.scales.attention_cap
         self._rules = [
             ScoreRules(scale, window, cap, None if sinks is None else sinks[layer])

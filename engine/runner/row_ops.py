@@ -164,7 +164,7 @@ class TorchStepRows:
         query, key = queries_and_keys[:, : config.num_heads], queries_and_keys[:, config.num_heads :]
         self._cache.gates.wait(layer)
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
-        group = self._cache.group_of(layer)
+        group = self._cache.group_of[layer]
         self._write(keys, key, group)
         self._write(values, value, group)
         return query

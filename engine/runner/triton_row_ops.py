@@ -97,6 +97,6 @@ class TritonStepRows:
         query = torch.empty((len(qkv), config.num_heads, config.head_dim), dtype=qkv.dtype, device=qkv.device)
         norm = None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps, config.block.norm.value)
         self._cache.gates.wait(layer)
-        rows = self._rows[self._cache.group_of(layer)]
+        rows = self._rows[self._cache.group_of[layer]]
         rotate_and_store_launch(qkv, query, self._cache.layer(layer), self._angles[layer], rows, norm).run()
         return query

@@ -166,7 +166,7 @@ class StepBuilder:
             scores=state.scores(known_end),
             pool=None if state.pool is None else state.pool.spec(known_end),
             awaits_token=start == len(state.token_ids),
-            rolling_window=state.request.sampling.rolling_window,
+            rolling_window=state.rolling_window,
             place=state.place,
             windows=None if state.windows is None else state.windows.tables(num_pages),
         )

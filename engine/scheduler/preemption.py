@@ -130,8 +130,8 @@ class PageGrower:
         known = len(state.token_ids)
         if not self._drafts_fill_pages:
             drafted = drafted[: self._page_tokens - 1 - known % self._page_tokens]
-        missing = self._lacking(state, known + len(drafted))
-        if not drafted or missing is None:
+        missing = self._lacking(state, known + len(drafted)) if drafted else None
+        if missing is None:
             return drafted
         pages = self._kv_cache.allocate_pages(missing.frames, state.domain)
         if pages is None:

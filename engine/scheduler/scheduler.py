@@ -308,9 +308,9 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         for piece in plan.slices:
             state = self._running[piece.request_id]
-            state.num_computed = piece.known_end
-            ends_prompt = piece.start < state.num_submitted <= piece.known_end
-            if ends_prompt or (piece.known_end < state.num_submitted and self._page_grower.has_unseen(state)):
+            state.num_computed = end = piece.known_end
+            submitted = state.num_submitted
+            if piece.start < submitted <= end or (end < submitted and self._page_grower.has_unseen(state)):
                 self._cache_pages(state)
             if piece.reads_prompt:
                 outputs += state.read_prompt(piece, result)
@@ -318,7 +318,7 @@ class Scheduler:
                 outputs.extend(self._append(state, piece, result))
             elif not state.generates and state.num_computed == len(state.token_ids):
                 outputs.append(self._finish(state, FinishReason.LENGTH))
-            if self._page_grower.has_unseen(state):
+            if state.windows is not None and self._page_grower.has_unseen(state):
                 self._steps.release(self._page_grower.drop_unseen(state))
         self._meter.charge_pages(self._running.values())
         self.counters.count_step(plan.num_adapters)

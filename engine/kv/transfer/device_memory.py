@@ -139,7 +139,8 @@ class KvCache:
         frames = device_memory.frames.view(self.format.storage_dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
         places = {layer: first + place for layer, _, place in self.groups.places()}
-        self._groups = {layer: group for layer, group, _ in self.groups.places()}
+        self.group_of = {layer: group for layer, group, _ in self.groups.places()}
+        """The number of the layer group whose pages hold the KV of a layer, by layer."""
         self._layers = {layer: (self._pages[:, 0, place], self._pages[:, 1, place]) for layer, place in places.items()}
         recurrent = () if config.recurrence is None else config.recurrence.layers
         self.gates = LayerGates(places | dict.fromkeys(recurrent, first - 1))
@@ -175,10 +176,6 @@ class KvCache:
         for part in range(2):  # keys, then values: each is one block of bytes
             target = self._pages[page, part, layers.start : layers.stop]
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
-
-    def group_of(self, layer: int) -> int:
-        """Returns the number of the layer group whose pages hold the KV of a layer."""
-        return self._groups[layer]
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and the values of one layer, as `format` stores them.

@@ -28,6 +28,7 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.pooling import PromptPool
 from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.window_pages import WindowPages
@@ -122,11 +123,13 @@ class RequestState:
     domain: IsolationDomain = field(init=False)
     """The domain (usually one tenant) that the request's pages and computed tokens are charged to."""
     num_prompt: int = field(init=False)
+    rolling_window: RollingWindow | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Keeps what steps ask often of a request, which never changes."""
         self.request_id, self.domain = self.request.request_id, self.request.domain
         self.num_prompt = len(self.request.prompt_token_ids)
+        self.rolling_window = self.request.sampling.rolling_window
 
     @property
     def frames(self) -> list[PageId]:
