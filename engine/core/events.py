@@ -6,8 +6,9 @@ TokensGenerated, then one RequestFinished. If an error ends the request, no even
 """
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 
 from graftwork.engine.core.step_spans import EngineSpan
 from graftwork.platform.errors import GraftworkError
@@ -148,7 +149,11 @@ class DraftReport:
     @classmethod
     def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
         """Adds up the token counts of the reports of several answers."""
-        return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
+        return cls(*map(sum, zip(*map(_draft_counts, [cls(), *reports]), strict=True)))
+
+
+_draft_counts = attrgetter(*(field.name for field in fields(DraftReport)))
+"""Returns the counts of a report. `astuple` would copy each of them, for every request."""
 
 
 @dataclass(frozen=True, slots=True)
