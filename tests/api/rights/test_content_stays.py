@@ -28,7 +28,7 @@ from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.tracing.logs import JsonFormatter
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.in_process_gateway import ADMIN_KEY, Gateway, TestTenant, gateway_settings, open_gateway
-from tests.api.rights.test_exports import ended
+from tests.api.routes.test_erasure import ended_export
 from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 PEPPER = "markedPepper5Rk2"
@@ -163,7 +163,7 @@ class Acts:
         self.gateway.engine.text = f"It is {ANSWER}."
         for part in (self.chats, self.sessions, self.batches, self.adapters, self.mistakes, self.failures):
             await part()
-        await ended(self.tenant.client, f"/v1/exports/{(await self.post('/v1/exports'))['id']}")
+        await ended_export(self.tenant.client, f"/v1/exports/{(await self.post('/v1/exports'))['id']}")
         await self.gateway.resources.server.trace_store.flush()
         await self.gateway.resources.inference.accounting.backlog.flush()
 

@@ -1,6 +1,5 @@
 """Tests of exports over HTTP: that nothing of a tenant is missing in them, and nothing of others is in them."""
 
-import asyncio
 import hashlib
 import io
 import json
@@ -21,25 +20,16 @@ from graftwork.platform.exports.sections import Section
 from graftwork.platform.exports.worker import REST_S
 from graftwork.platform.tenancy.erasure import SETTLE_S
 from tests.api.in_process_gateway import Gateway, adapter_upload
-from tests.api.routes.test_erasure import SECRET, roll_up, rows_by_table, use_everything
+from tests.api.routes.test_erasure import SECRET, ended_export, roll_up, rows_by_table, use_everything
 
 EXPORTS = "/v1/exports"
-
-
-async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """Waits until an export has ended, and returns it."""
-    while True:
-        export: dict[str, Any] = (await client.get(path)).json()
-        if export["status"] in ("completed", "failed"):
-            return export
-        await asyncio.sleep(0)
 
 
 async def exported(client: httpx.AsyncClient, path: str = EXPORTS) -> tuple[dict[str, Any], zipfile.ZipFile]:
     """Makes an export, and returns it with its archive."""
     created = await client.post(path)
     assert created.status_code == 202, created.text
-    export = await ended(client, f"{path}/{created.json()['id']}")
+    export = await ended_export(client, f"{path}/{created.json()['id']}")
     content = await client.get(f"{path}/{export['id']}/content")
     assert content.status_code == 200, content.text
     assert hashlib.sha256(content.content).hexdigest() == export["sha256"]
@@ -269,7 +259,7 @@ async def test_a_file_that_is_lost_fails_the_export(gateway: Gateway, tmp_path: 
     for _ in range(MAX_ATTEMPTS):
         await gateway.resources.rights.worker.tick()
         gateway.clock.advance(REST_S + 1)
-    export = await ended(tenant.client, f"{EXPORTS}/{created['id']}")
+    export = await ended_export(tenant.client, f"{EXPORTS}/{created['id']}")
     content = await tenant.client.get(f"{EXPORTS}/{created['id']}/content")
 
     assert (export["status"], export["error"]["code"]) == ("failed", "export_file_missing")

@@ -179,6 +179,15 @@ async def leave_a_batch(gateway: Gateway, tenant: TestTenant) -> None:
     assert await claims.answer(batch, LineOutcome(1, False, SECRET.encode()), None)
 
 
+async def ended_export(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Waits until an export has ended, and returns it."""
+    while True:
+        export: dict[str, Any] = (await client.get(path)).json()
+        if export["status"] in ("completed", "failed"):
+            return export
+        await asyncio.sleep(0)
+
+
 async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     """Leaves something of the tenant in every table."""
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -229,10 +238,12 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     items = f"/v1/conversations/{conversation}/items"
     hidden = (await client.get(items)).json()["data"][0]["id"]
     assert (await client.delete(f"{items}/{hidden}")).status_code == 200
-    assert (await client.post("/v1/exports")).status_code == 202
+    export = await client.post("/v1/exports")
+    assert export.status_code == 202
     kept = await gateway.admin.put(f"{TENANTS}/{tenant.id}/retention", json={"usage_days": 400})
     assert kept.status_code == 200, kept.text
     await gateway.resources.rights.worker.tick()
+    await ended_export(client, f"/v1/exports/{export.json()['id']}")  # the gateway may have begun it before
     server, admin = gateway.resources.server, gateway.resources.admin
     sender = AlertSender(server.clock, ())
     await BudgetAlerts(server.database, server.clock, admin.pepper, sender).watch()
