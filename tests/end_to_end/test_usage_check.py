@@ -50,9 +50,10 @@ def reported(body: dict[str, Any], field: str) -> int:
     return sum(int(one["reported"][field]) for one in body["compared"])
 
 
-def stream(server: TwoEngines, number: int, leave_after: int | None = None) -> int:
-    """Streams a completion of 200 tokens, and returns its pieces. Leaves after some of them; a killed server cuts it."""
-    body = {"model": "graftwork-demo", "prompt": f"Number {number}: the harbour", "max_tokens": 200, "ignore_eos": True}
+def stream(server: TwoEngines, number: int, leave_after: int | None = None, tokens: int = 200) -> int:
+    """Streams a completion of so many tokens, and returns its pieces. Leaves after some of them; a killed server cuts it."""
+    prompt = f"Number {number}: the harbour"
+    body = {"model": "graftwork-demo", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     pieces = 0
     try:
         with (
@@ -80,9 +81,9 @@ def take_turn(server: TwoEngines, number: int) -> int:
     return 1
 
 
-def work(server: TwoEngines, threads: ThreadPoolExecutor) -> list[Any]:
-    """Begins streams, turns and a client that leaves; returns once all have begun."""
-    running = [threads.submit(stream, server, number) for number in range(_AGENTS)]
+def work(server: TwoEngines, threads: ThreadPoolExecutor, tokens: int = 200) -> list[Any]:
+    """Begins streams of so many tokens, turns and a client that leaves; returns once all have begun."""
+    running = [threads.submit(stream, server, number, None, tokens) for number in range(_AGENTS)]
     running += [threads.submit(take_turn, server, number) for number in range(2)]
     running.append(threads.submit(stream, server, 99, 5))
     for _ in range(_LOOKS):
@@ -109,7 +110,7 @@ def test_the_ledger_has_what_the_engines_reported_after_chaos(fleet: TwoEngines)
         assert all(one.result() for one in running)
         settled(fleet, 4 + len(running))
         fleet.when_ready()
-        running = work(fleet, threads)
+        running = work(fleet, threads, tokens=1500)  # more than are generated before the gateway is killed
         fleet.kill()
     fleet.start()
 

@@ -32,7 +32,7 @@ class DeviceMemory:
         self.num_frames = num_frames
         self.frame_bytes = frame_bytes_for(used_bytes)
         self.frames = torch.empty((num_frames + EXTRA_FRAMES, self.frame_bytes), dtype=torch.uint8, device=device)
-        self.frames[self.null_frame] = 0
+        self.frames[self.null_frame :] = 0  # padding rows read the page after it too, before they write there
         self.on_moved: Callable[[Sequence[tuple[int, int]]], None] = lambda moves: None
         """A callback that runs after frames were moved. Its argument is that of `move`."""
 
