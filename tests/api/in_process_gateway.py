@@ -1,5 +1,6 @@
 """A whole gateway in one process, over a fake engine: its resources, its application, and clients for it."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -120,6 +121,15 @@ def write_model_folder(path: Path, context_tokens: int = CONTEXT_TOKENS) -> Path
 def chat(content: str = "What is the weather?", **fields: Any) -> dict[str, Any]:
     """A chat.completions body."""
     return {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
+
+
+async def ended_export(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Waits until an export has ended, and returns it."""
+    while True:
+        export: dict[str, Any] = (await client.get(path)).json()
+        if export["status"] in ("completed", "failed"):
+            return export
+        await asyncio.sleep(0)
 
 
 def data_lines(text: str) -> list[str]:

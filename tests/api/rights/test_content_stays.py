@@ -27,8 +27,7 @@ from graftwork.platform.errors import CapacityContended
 from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.tracing.logs import JsonFormatter
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
-from tests.api.in_process_gateway import ADMIN_KEY, Gateway, TestTenant, gateway_settings, open_gateway
-from tests.api.routes.test_erasure import ended_export
+from tests.api.in_process_gateway import ADMIN_KEY, Gateway, TestTenant, ended_export, gateway_settings, open_gateway
 from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 PEPPER = "markedPepper5Rk2"

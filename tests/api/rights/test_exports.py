@@ -19,8 +19,8 @@ from graftwork.platform.exports.platform_sections import LEFT_OUT
 from graftwork.platform.exports.sections import Section
 from graftwork.platform.exports.worker import REST_S
 from graftwork.platform.tenancy.erasure import SETTLE_S
-from tests.api.in_process_gateway import Gateway, adapter_upload
-from tests.api.routes.test_erasure import SECRET, ended_export, roll_up, rows_by_table, use_everything
+from tests.api.in_process_gateway import Gateway, adapter_upload, ended_export
+from tests.api.routes.test_erasure import SECRET, roll_up, rows_by_table, use_everything
 
 EXPORTS = "/v1/exports"
 

@@ -24,6 +24,7 @@ from graftwork.platform.ledger.upkeep.rollups import UsageRollups
 from graftwork.platform.tenancy.erasure import SETTLE_S
 from graftwork.sessions.service import NewSession
 from graftwork.sessions.store.deletion_rows import find_of_tenant
+from tests.api import in_process_gateway
 from tests.api.gateway_on_port import gateway_on_port
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat, gateway_settings, open_gateway
 
@@ -179,15 +180,6 @@ async def leave_a_batch(gateway: Gateway, tenant: TestTenant) -> None:
     assert await claims.answer(batch, LineOutcome(1, False, SECRET.encode()), None)
 
 
-async def ended_export(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """Waits until an export has ended, and returns it."""
-    while True:
-        export: dict[str, Any] = (await client.get(path)).json()
-        if export["status"] in ("completed", "failed"):
-            return export
-        await asyncio.sleep(0)
-
-
 async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     """Leaves something of the tenant in every table."""
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -238,12 +230,11 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     items = f"/v1/conversations/{conversation}/items"
     hidden = (await client.get(items)).json()["data"][0]["id"]
     assert (await client.delete(f"{items}/{hidden}")).status_code == 200
-    export = await client.post("/v1/exports")
-    assert export.status_code == 202
+    export = (await client.post("/v1/exports")).json()["id"]
     kept = await gateway.admin.put(f"{TENANTS}/{tenant.id}/retention", json={"usage_days": 400})
     assert kept.status_code == 200, kept.text
     await gateway.resources.rights.worker.tick()
-    await ended_export(client, f"/v1/exports/{export.json()['id']}")  # the gateway may have begun it before
+    await in_process_gateway.ended_export(client, f"/v1/exports/{export}")
     server, admin = gateway.resources.server, gateway.resources.admin
     sender = AlertSender(server.clock, ())
     await BudgetAlerts(server.database, server.clock, admin.pepper, sender).watch()
