@@ -4,7 +4,7 @@ Never reads the database.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Query
 
@@ -35,35 +35,24 @@ NumberCursor = Annotated[str | None, Query(max_length=200, json_schema_extra={"p
 """An `AfterCursor` of a list whose entries have numbers for ids. The list itself refuses what is no such number."""
 
 
-async def _page_request(
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: AfterCursor = None,
-    order: Order = Order.DESCENDING,
-) -> PageRequest:
-    return PageRequest(limit, after, order)
+def _pages(first: Order, cursor: Any = AfterCursor) -> Any:
+    """Returns a dependency that reads which page of a list is wanted. `first` is the order if the client names none."""
+
+    async def page(
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        after: cursor = None,
+        order: Order = first,
+    ) -> PageRequest:
+        return PageRequest(limit, after, order)
+
+    return Depends(page)
 
 
-async def _page_of_a_history(
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: AfterCursor = None,
-    order: Order = Order.ASCENDING,
-) -> PageRequest:
-    return PageRequest(limit, after, order)
-
-
-async def _page_of_numbers(
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: NumberCursor = None,
-    order: Order = Order.DESCENDING,
-) -> PageRequest:
-    return PageRequest(limit, after, order)
-
-
-PageQuery = Annotated[PageRequest, Depends(_page_request)]
+PageQuery = Annotated[PageRequest, _pages(Order.DESCENDING)]
 """A parameter that selects a page of a list. By default the newest entry comes first."""
-HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
+HistoryPageQuery = Annotated[PageRequest, _pages(Order.ASCENDING)]
 """A parameter that selects a page of a history. By default the oldest entry comes first."""
-NumberPageQuery = Annotated[PageRequest, Depends(_page_of_numbers)]
+NumberPageQuery = Annotated[PageRequest, _pages(Order.DESCENDING, NumberCursor)]
 """A `PageQuery` of a list whose entries have numbers for ids."""
 
 

@@ -24,16 +24,8 @@ members_router = APIRouter(prefix="/v1/members", tags=["people"], route_class=Na
 @keys_router.post("", status_code=201)
 async def create_own_key(body: KeyBody, resources: ForAccounts, person: TenantAdmin) -> TenantKey:
     """Create a key of the tenant, as a tenant-admin who has signed in. Only this answer contains `key`, the secret text."""
-    key, plaintext = await resources.tenancy.create_key(
-        person.tenant_id,
-        body.name,
-        scopes=body.scopes,
-        adapters=body.adapters,
-        allowed_ips=body.allowed_ips,
-        expires_at=body.expires_at,
-        actor=person.actor,
-    )
-    return key_answer(key, plaintext)
+    made = await resources.tenancy.create_key(person.tenant_id, **body.model_dump(), actor=person.actor)
+    return key_answer(*made)
 
 
 @keys_router.get("")
@@ -47,15 +39,10 @@ async def rotate_own_key(
     key_id: str, resources: ForAccounts, person: TenantAdmin, body: RotationBody | None = None
 ) -> TenantKey:
     """Make a new key that allows the same as an old one of the tenant. Only this answer contains `key`, the secret text."""
-    wanted = body or RotationBody()
-    key, plaintext = await resources.tenancy.rotate_key(
-        person.tenant_id,
-        KeyId(key_id),
-        overlap_s=wanted.overlap_s,
-        expires_at=wanted.expires_at,
-        actor=person.actor,
+    wanted = (body or RotationBody()).model_dump()
+    return key_answer(
+        *await resources.tenancy.rotate_key(person.tenant_id, KeyId(key_id), **wanted, actor=person.actor)
     )
-    return key_answer(key, plaintext)
 
 
 @keys_router.delete("/{key_id}", responses=also(409))

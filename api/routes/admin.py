@@ -35,16 +35,8 @@ keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admi
 @keys_router.post("", status_code=201)
 async def create_key(tenant_id: str, body: KeyBody, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
     """Create a key. Only this answer contains `key`, the secret text."""
-    key, plaintext = await resources.tenancy.create_key(
-        TenantId(tenant_id),
-        body.name,
-        scopes=body.scopes,
-        adapters=body.adapters,
-        allowed_ips=body.allowed_ips,
-        expires_at=body.expires_at,
-        actor=admin.name,
-    )
-    return key_answer(key, plaintext)
+    made = await resources.tenancy.create_key(TenantId(tenant_id), **body.model_dump(), actor=admin.name)
+    return key_answer(*made)
 
 
 @keys_router.get("")
@@ -61,15 +53,10 @@ async def rotate_key(
     The old key ends after `overlap_s` seconds: by default at once, and then the requests that it has started are
     cancelled. A key can be rotated once; rotate the new one next time.
     """
-    wanted = body or RotationBody()
-    key, plaintext = await resources.tenancy.rotate_key(
-        TenantId(tenant_id),
-        KeyId(key_id),
-        overlap_s=wanted.overlap_s,
-        expires_at=wanted.expires_at,
-        actor=admin.name,
+    wanted = (body or RotationBody()).model_dump()
+    return key_answer(
+        *await resources.tenancy.rotate_key(TenantId(tenant_id), KeyId(key_id), **wanted, actor=admin.name)
     )
-    return key_answer(key, plaintext)
 
 
 @keys_router.delete("/{key_id}", responses=also(409))

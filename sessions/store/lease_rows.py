@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import BigInteger, ColumnElement, Float, Table, bindparam, case, literal, or_, select, tuple_, update
+from sqlalchemy import BigInteger, ColumnElement, Float, Table, and_, bindparam, case, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from graftwork.platform.clock import Clock
@@ -63,40 +63,34 @@ async def extend_leases(
     the result.
     `last_seqs` is empty, or has the number of the last stored event for each lease. Locks the rows of the sessions.
     """
-    if len(leases) == 1 and clock is None:
-        (lease,) = leases
-        key = {"of_id": lease.session_id, "of_tenant": lease.scope, "of_epoch": lease.epoch, "of_turn": lease.turn_id}
-        seq = {"seq": last_seqs[0]} if last_seqs else {}
-        one = _extending(database.get_bind().dialect.name, bool(last_seqs))
-        rows = (await database.execute(one, {**key, **seq, "lease_s": lease_s})).all()
-        return {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
-    held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
-    values: dict[str, Any] = {"lease_expires_at": database_now(database, clock) + lease_s}
-    if last_seqs:
-        numbers = {lease.session_id: literal(seq, BigInteger) for lease, seq in zip(leases, last_seqs, strict=True)}
-        values["last_seq"] = case(numbers, value=SessionRow.id)
-    statement = (
-        update(SessionRow)
-        .where(held.in_([(lease.session_id, lease.scope, lease.epoch, lease.turn_id) for lease in leases]))
-        .values(**values)
-        .returning(SessionRow.id, SessionRow.cancel_requested)
-        .execution_options(synchronize_session=False)
-    )
-    rows = (await database.execute(statement)).all()
-    return {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
+    dialect, found = database.get_bind().dialect.name, dict[SessionId, bool]()
+    for first in range(0, len(leases), _AT_ONCE):
+        part, seqs = leases[first : first + _AT_ONCE], last_seqs[first : first + _AT_ONCE]
+        values: dict[str, Any] = {"lease_s": lease_s} | ({} if clock is None else {"now": clock.now()})
+        for number, lease in enumerate(part):
+            held = zip(_HELD, (lease.session_id, lease.scope, lease.epoch, lease.turn_id), strict=True)
+            values |= {f"{name}_{number}": value for name, value in held}
+        values |= {f"seq_{number}": seq for number, seq in enumerate(seqs)}
+        statement = _extending(dialect, len(part), has_seqs=bool(seqs), has_clock=clock is not None)
+        rows = (await database.execute(statement, values)).all()
+        found |= {SessionId(session_id): cancel_requested for session_id, cancel_requested in rows}
+    return found
+
+
+_AT_ONCE = 32
+"""The most leases that one statement renews."""
+_HELD = ("id", "tenant_id", "epoch", "running_turn_id")
+"""The columns that say whether a lease is held."""
 
 
 @cache
-def _extending(dialect: str, has_seq: bool) -> ReturningUpdate[str, bool]:
-    """Returns the statement that renews one lease. It is built once, for a turn alone on its gateway runs it often."""
-    held = (
-        SessionRow.id == bindparam("of_id"),
-        SessionRow.tenant_id == bindparam("of_tenant"),
-        SessionRow.epoch == bindparam("of_epoch"),
-        SessionRow.running_turn_id == bindparam("of_turn"),
-    )
-    values: dict[str, Any] = {"lease_expires_at": now_in(dialect) + bindparam("lease_s", type_=Float)}
-    if has_seq:
-        values["last_seq"] = bindparam("seq")
-    renewed = update(cast("Table", SessionRow.__table__)).where(*held).values(values)
-    return renewed.returning(SessionRow.id, SessionRow.cancel_requested)
+def _extending(dialect: str, num_leases: int, *, has_seqs: bool, has_clock: bool) -> ReturningUpdate[str, bool]:
+    """Returns the statement that renews so many leases. Each is built once, for every turn runs it several times."""
+    table = cast("Table", SessionRow.__table__)
+    now = bindparam("now", type_=Float) if has_clock else now_in(dialect)
+    held = [and_(*(table.c[name] == bindparam(f"{name}_{number}") for name in _HELD)) for number in range(num_leases)]
+    values: dict[str, Any] = {"lease_expires_at": now + bindparam("lease_s", type_=Float)}
+    if has_seqs:
+        seqs = (bindparam(f"seq_{number}", type_=BigInteger) for number in range(num_leases))
+        values["last_seq"] = case(*zip(held, seqs, strict=True))
+    return update(table).where(or_(*held)).values(values).returning(SessionRow.id, SessionRow.cancel_requested)
