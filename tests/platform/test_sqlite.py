@@ -152,7 +152,7 @@ async def test_a_whole_write_on_sqlite_runs_on_one_other_thread(sqlite_database:
 
 
 async def test_whole_writes_and_blocks_take_turns(sqlite_database: Database) -> None:
-    """Whole writes beside blocks lose nothing, and none waits for SQLite's lock, which would take seconds."""
+    """Whole writes beside blocks lose nothing, and all end before SQLite would give up waiting for a lock."""
 
     async def whole(number: int) -> None:
         async def work(session: WriteSession) -> None:

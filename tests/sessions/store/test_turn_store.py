@@ -200,6 +200,25 @@ async def test_events_of_many_turns_are_one_transaction(stores: TwoProcesses) ->
     assert [len(await stores.first.list_events(SCOPE, lease.session_id, 0, 10)) for lease in leases] == [2, 0, 1]
 
 
+async def test_more_turns_than_one_statement_renews(stores: TwoProcesses) -> None:
+    """Of forty turns each gets its own number of events, but one whose lease is lost."""
+    leases = []
+    for number in range(40):
+        session = await stores.process.session(ME)
+        lease, _ = await stores.first.begin(ME, session, TurnId(f"turn_{number:02}"), INPUT)
+        leases.append(lease)
+    held = [replace(lease, epoch=lease.epoch - (number == 35)) for number, lease in enumerate(leases)]
+    drafts = [[turn_created(None), *[output_text_delta("a")] * (number % 3)] for number in range(40)]
+
+    answers = await stores.first.append(
+        [batch(lease, len(mine), *mine) for lease, mine in zip(held, drafts, strict=True)]
+    )
+
+    assert answers == [None if number == 35 else False for number in range(40)]
+    expected = [0 if number == 35 else 1 + number % 3 for number in range(40)]
+    assert [(await stores.now(lease)).last_seq for lease in leases] == expected
+
+
 async def test_a_batch_that_is_stored_again_changes_nothing(stores: TwoProcesses) -> None:
     """Events may be stored a second time, with more events after them or with the turn's outcome."""
     lease = await stores.begun()
