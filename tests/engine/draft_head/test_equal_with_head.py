@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
@@ -15,8 +14,8 @@ from tests.engine.conftest import RandomModels
 from tests.engine.demo_engines import DEMO, DemoEngines
 from tests.engine.draft_head.test_head_drafter import head_of
 from tests.engine.engine_driver import EngineDriver, Outcome
-from tests.engine.speculative.test_equal_tokens import check_equal, open_engine
-from tests.engine.speculative.test_equal_with_model import requests_of_all_kinds, serve
+from tests.engine.speculative.test_equal_tokens import open_engine, verifying_all
+from tests.engine.speculative.test_equal_with_model import check_answers, requests_of_all_kinds, serve
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -37,10 +36,7 @@ def test_a_draft_head_changes_no_answer(
 
     expected, found = serve(plain, requests), serve(drafted, requests)
 
-    check_equal(expected, found)
-    for one, other in zip(expected, found, strict=True):
-        chances = torch.tensor([[log.logprob for log in outcome.logprobs] for outcome in (one, other)])
-        assert torch.allclose(chances[0], chances[1], atol=1e-4)
+    check_answers(expected, found)
     stats = drafted.loop.stats()
     assert stats.preemptions > 0
     assert stats.model_rejected_drafts > 15
@@ -53,13 +49,7 @@ def demo_engine(engines: DemoEngines, **options: Any) -> EngineDriver:
     """An engine over the demo's model that believes rows and guesses to cost nothing, and verifies all that it can."""
     settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "device_bytes": 64 * 2**20, "page_tokens": 16}
     config = EngineConfig(model=DEMO / "model", **settings | options)
-    driver = EngineDriver(build_engine(config, engines.source, ManualClock()))
-    speculator = driver.engine.scheduler.speculator
-    for num_rows in range(1, 400):
-        speculator.cost.record(num_rows, 1.0)
-        if speculator.model_drafter is not None:
-            speculator.model_drafter.pass_cost.record(num_rows, 0.001)
-    return driver
+    return verifying_all(EngineDriver(build_engine(config, engines.source, ManualClock())))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

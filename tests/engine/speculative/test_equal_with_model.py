@@ -70,6 +70,14 @@ def serve(driver: EngineDriver, requests: Requests) -> list[Outcome]:
     return outcomes
 
 
+def check_answers(plain: list[Outcome], drafted: list[Outcome]) -> None:
+    """All answers are equal, and so are their log probabilities."""
+    check_equal(plain, drafted)
+    for one, other in zip(plain, drafted, strict=True):
+        chances = torch.tensor([[log.logprob for log in outcome.logprobs] for outcome in (one, other)])
+        assert torch.allclose(chances[0], chances[1], atol=1e-4)
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("is_stranger", [False, True])
 def test_a_draft_model_changes_no_answer(
@@ -87,10 +95,7 @@ def test_a_draft_model_changes_no_answer(
 
     expected, found = serve(plain, requests), serve(drafted, requests)
 
-    check_equal(expected, found)
-    for one, other in zip(expected, found, strict=True):
-        chances = torch.tensor([[log.logprob for log in outcome.logprobs] for outcome in (one, other)])
-        assert torch.allclose(chances[0], chances[1], atol=1e-4)
+    check_answers(expected, found)
     stats = drafted.loop.stats()
     assert stats.preemptions > 0
     if is_stranger:
