@@ -23,11 +23,12 @@ from graftwork.engine.messages import CancelRequest, ForgetDomain
 from graftwork.platform.ids import RequestId
 
 WAYS: dict[str, dict[str, Any]] = {
-    "eager": {"overlap_steps": False, "decode_graphs": "off"},
-    "graph": {"overlap_steps": False},
     "overlap": {"overlap_steps": True},
+    "graph": {"overlap_steps": False},
+    "eager": {"overlap_steps": False, "decode_graphs": "off"},
 }
-"""The ways to run steps that are compared: settings of the engine by name."""
+"""The ways to run steps that are compared: settings of the engine by name. The slowest comes last, because the time may
+not do for all."""
 _SYNC_STEPS, _TRACED_STEPS, _WARM_STEPS, _TIMED_STEPS = 3, 5, 5, 40
 _ENOUGH_TOKENS = 2 * (_SYNC_STEPS + _TRACED_STEPS + _WARM_STEPS + _TIMED_STEPS) + 300
 
@@ -76,7 +77,9 @@ def measure_steps(run: PhaseRun) -> None:
 
 def _measure_way(run: PhaseRun, way: str, bandwidth: float | None) -> None:
     cells: Sequence[StepCell] = [StepCell(2, 2), StepCell(3, 0)] if run.shape.name == "tiny" else CELLS
+    started = time.perf_counter()
     with random_engine(run, **WAYS[way]) as (engine, _):
+        run.add("starts", {"way": way, "seconds": None if run.is_dry else time.perf_counter() - started})
         for cell in run.while_time(cells, name=partial("{} {}".format, way)):
             run.add("steps", asdict(_measure(run, engine, way, cell, bandwidth)))
         close(engine)
@@ -195,8 +198,13 @@ def _wait(run: PhaseRun) -> None:
 
 def measure_trace(run: PhaseRun) -> None:
     """What the profiler sees in some steps: launches, copies, and the device's time by kernel."""
+    for way in run.while_time(("graph", "eager")):
+        _trace_way(run, way)
+
+
+def _trace_way(run: PhaseRun, way: str) -> None:
     cell = StepCell(2, 2) if run.shape.name == "tiny" else StepCell(32, 16)
-    with random_engine(run, **WAYS["eager"]) as (engine, _):
+    with random_engine(run, **WAYS[way]) as (engine, _):
         rows = start_decoding(run, engine, cell, "trace")
         for _ in range(_WARM_STEPS):
             advance(engine)
@@ -211,9 +219,9 @@ def measure_trace(run: PhaseRun) -> None:
     calls: Counter[str] = Counter()
     for event in watched.key_averages():
         calls[event.key] += event.count
-    run.add("launches", {"cell": asdict(cell)} | _launches(calls, is_dry=run.is_dry))
+    run.add("launches", {"way": way, "cell": asdict(cell)} | _launches(calls, is_dry=run.is_dry))
     for row in _kernels(watched, is_dry=run.is_dry):
-        run.add("kernels", row)
+        run.add("kernels", {"way": way} | row)
 
 
 _CALLS = {

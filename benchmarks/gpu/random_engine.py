@@ -65,7 +65,7 @@ def model_config(shape: ModelShape) -> ModelConfig:
 
 
 class RandomReader:
-    """Makes the tensors that a WeightReader would read. Norms are ones, the rest is normal."""
+    """Makes the tensors that a WeightReader would read, as a TensorSource. Norms are ones, the rest is normal."""
 
     unread: frozenset[str] = frozenset()
 
@@ -81,12 +81,20 @@ class RandomReader:
             return torch.ones(shape, **self._like)
         return torch.empty(shape, **self._like).normal_(std=_STD, generator=self._generator)
 
+    def read_bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        raise NotImplementedError("a random model has no quantised weights")
+
+    def linear(self, module: str, shape: tuple[int, int]) -> torch.Tensor:
+        return self.read(f"{module}.weight", shape)
+
+    def close(self) -> None:
+        """There is no file."""
+
 
 def _random_weights(
     _: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype, tensors: object
 ) -> DecoderWeights:
-    reader: Any = RandomReader(device, dtype)
-    return load_decoder_weights(reader, model, device, dtype)
+    return load_decoder_weights(RandomReader(device, dtype), model, device, dtype)
 
 
 @dataclass(frozen=True, slots=True)

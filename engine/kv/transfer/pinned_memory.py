@@ -7,11 +7,13 @@ Source: the allocation of SGLang's host cache (sglang, issue 36562), and torch.d
 """
 
 import mmap
+import weakref
 from typing import Protocol
 
 import torch
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices of the process
+_REFUSED_BY_SYSTEM = (2, 304)  # cudaErrorMemoryAllocation, cudaErrorOperatingSystem
 
 
 class HostRegistry(Protocol):
@@ -40,24 +42,25 @@ class CudaRegistry:
 
 def _check(call: str, status: int) -> None:
     if status:
-        raise RuntimeError(
-            f"{call} failed with CUDA error {status}: is the limit of locked memory (ulimit -l) too low?"
-        )
+        hint = "; is the limit of locked memory (ulimit -l) too low?" if status in _REFUSED_BY_SYSTEM else ""
+        raise RuntimeError(f"{call} failed with CUDA error {status}: {torch.cuda.CudaError(status)}{hint}")
 
 
 class PinnedBlock:
-    """Owns one block of pinned memory. It must be closed before its memory is freed."""
+    """Owns one block of pinned memory. The pinning ends when the block is closed, or when nothing refers to it any more.
+
+    CUDA must not hold memory as pinned that was given back to the system: the next block at its address could not be
+    pinned, and later calls of CUDA fail with errors that name other causes.
+    """
 
     def __init__(self, num_bytes: int, registry: HostRegistry) -> None:
         """`num_bytes` is at least 1. Raises RuntimeError or OSError if the memory cannot be pinned."""
-        self._registry = registry
         mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.data = torch.frombuffer(mapping, dtype=torch.uint8)  # [num_bytes]; keeps the mapping alive
         registry.register(self.data.data_ptr(), num_bytes)
-        self._is_registered = True
+        self._unpin = weakref.finalize(self, registry.unregister, self.data.data_ptr())
+        self._unpin.atexit = False  # the system ends all pinning of a process that ends
 
     def close(self) -> None:
         """Ends the pinning. No copy may use the memory any more. Closing twice does nothing."""
-        if self._is_registered:
-            self._is_registered = False
-            self._registry.unregister(self.data.data_ptr())
+        self._unpin()

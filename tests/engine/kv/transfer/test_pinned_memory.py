@@ -51,6 +51,16 @@ def test_the_host_tier_is_pinned_until_it_is_closed() -> None:
     assert registry.pinned == {}
 
 
+def test_memory_that_nothing_refers_to_is_unpinned_before_it_is_freed() -> None:
+    """CUDA forgets a block that was dropped without being closed, so that its address can be pinned again."""
+    registry = FakeRegistry()
+    host = HostMemory(3, (2, 5), torch.float32, registry)
+
+    del host
+
+    assert registry.pinned == {}
+
+
 @pytest.mark.parametrize(("num_pages", "registry"), [(3, None), (0, FakeRegistry())])
 def test_a_cpu_and_a_tier_that_is_off_pin_nothing(num_pages: int, registry: FakeRegistry | None) -> None:
     """Without a registry the memory is plain, and a tier without pages asks the system for nothing."""
