@@ -128,7 +128,18 @@ def table_of(cell: Cell) -> SliceTable:
     return build_table(slots, cell.widths, cell.in_features, DTYPE, "cuda")
 
 
-def lora_graph(cell: Cell, table: SliceTable, tile_rows: int, x: torch.Tensor, y: torch.Tensor) -> torch.cuda.CUDAGraph:
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A captured graph, and the tensors whose addresses it holds. They must live as long as it is replayed."""
+
+    graph: torch.cuda.CUDAGraph
+    holds: tuple[object, ...]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def lora_graph(cell: Cell, table: SliceTable, tile_rows: int, x: torch.Tensor, y: torch.Tensor) -> Replay:
     """The captured launches of one way; their first run is held to the oracle."""
     from graftwork.engine.lora.triton.launch import apply_lora
 
@@ -144,7 +155,7 @@ def lora_graph(cell: Cell, table: SliceTable, tile_rows: int, x: torch.Tensor, y
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         apply_lora(x, y, table, segments)
-    return graph
+    return Replay(graph, (x, y, table, segments))
 
 
 def pairs_of(table: SliceTable, slot: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -159,14 +170,15 @@ def measure(cell: Cell, bandwidth: float) -> Measurement:
     y = torch.randn(cell.num_rows, sum(cell.widths), device="cuda").to(DTYPE)
     weight = torch.randn(sum(cell.widths), cell.in_features, device="cuda").to(DTYPE)
     grouped_rows = grouped_tile_rows(cell.num_rows, cell.num_adapters)
-    graphs = {"grouped": lora_graph(cell, table, grouped_rows, x, y)}
+    replays = {"grouped": lora_graph(cell, table, grouped_rows, x, y)}
     if cell.num_rows <= MAX_ROW_WISE_ROWS:
-        graphs["row-wise"] = lora_graph(cell, table, ROW_WISE, x, y)
+        replays["row-wise"] = lora_graph(cell, table, ROW_WISE, x, y)
     torch.mm(x, weight.t(), out=y)
-    graphs["base"] = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graphs["base"]):
+    base = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(base):
         torch.mm(x, weight.t(), out=y)
-    seconds = in_alternation(graphs)
+    replays["base"] = Replay(base, (x, y, weight))
+    seconds = in_alternation(replays)
     weight_bytes = sum(matrix.nbytes for row in table.rows for matrix in row.weights)
     return Measurement(
         cell=cell,
@@ -177,14 +189,14 @@ def measure(cell: Cell, bandwidth: float) -> Measurement:
     )
 
 
-def in_alternation(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
+def in_alternation(replays: dict[str, Replay]) -> dict[str, float]:
     """Median seconds of each, over rounds in which each is measured once."""
     from triton.testing import do_bench
 
-    rounds: dict[str, list[float]] = {name: [] for name in graphs}
+    rounds: dict[str, list[float]] = {name: [] for name in replays}
     for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            rounds[name].append(do_bench(graph.replay, warmup=5, rep=20, return_mode="median") * 1e-3)
+        for name, replay in replays.items():
+            rounds[name].append(do_bench(replay, warmup=5, rep=20, return_mode="median") * 1e-3)
     return {name: median(times) for name, times in rounds.items()}
 
 

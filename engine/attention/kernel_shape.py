@@ -67,21 +67,32 @@ class Blocks:
     keys: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
+    """The most registers of one thread; None leaves the number to ptxas."""
 
     @property
     def options(self) -> dict[str, int | bool]:
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        chosen = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return chosen if self.max_registers is None else chosen | {"maxnreg": self.max_registers}
 
 
 def decode_blocks(shape: AttentionShape) -> Blocks:
     """Returns the blocks for decoding: the smallest matrix product, and two blocks of keys and values in flight.
 
-    In fp32 one block of at most 32 keys is in flight. Its products take many registers, because matrix units do not
-    compute them, and with more keys a thread needs more registers than there are.
+    Blocks of 32 keys take so few registers that four programs run on a multiprocessor at a time; with 64 keys it is two,
+    and a step of 128 rows takes 9 % longer on an H200 (benchmarks/results/README.md). In fp32 one block is in flight,
+    because matrix units do not compute its products, which take many registers.
     """
     is_fp32 = shape.dtype == torch.float32
-    keys = max(min(32 if is_fp32 else 64, 16 * 1024 // shape.row_bytes), 16)
-    return Blocks(max(_power_of_two(shape.group), 16), keys, num_warps=4, num_stages=3 if is_fp32 else 5)
+    keys = max(min(32, 16 * 1024 // shape.row_bytes), 16)
+    is_small = not is_fp32 and shape.head_dim == shape.block_dim <= 128
+    return Blocks(
+        max(_power_of_two(shape.group), 16),
+        keys,
+        num_warps=4,
+        num_stages=3 if is_fp32 else 5,
+        max_registers=128 if is_small else None,
+    )
 
 
 def chunk_blocks(shape: AttentionShape) -> Blocks:
@@ -95,7 +106,8 @@ def chunk_blocks(shape: AttentionShape) -> Blocks:
     else:
         rows, block_bytes = 128 if shape.row_bytes <= 256 else 64, 16 * 1024
     keys = max(min(64, block_bytes // shape.row_bytes), 16)
-    return Blocks(max(rows, _power_of_two(shape.group)), keys, num_warps=8, num_stages=3)
+    stages = 3 if shape.dtype == torch.float32 else 5
+    return Blocks(max(rows, _power_of_two(shape.group)), keys, num_warps=8, num_stages=stages)
 
 
 def _power_of_two(number: int) -> int:

@@ -67,15 +67,21 @@ def attend_splits_kernel(
     computes all of them. Writes, for each query, head and split: the weighted sum of values, the sum of weights, and
     the largest exponent.
     """
+    step = tl.num_programs(0)
+    item = tl.program_id(0) // KV_HEADS  # the grid is no larger than the arrays of items
+    tile = tl.load(item_tile + item)
+    split = tl.load(item_split + item)
     num_units = tl.load(num_items) * KV_HEADS
-    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
-        item = unit // KV_HEADS
+    for unit in range(tl.program_id(0), num_units, step):
         kv_head = unit % KV_HEADS
-        tile = tl.load(item_tile + item)
-        split = tl.load(item_split + item)
         split_tokens = tl.load(tile_split + tile)
         num_queries = tl.load(tile_length + tile)
         position = tl.load(tile_position + tile)
+        first_slot = query_slot + tl.load(tile_query + tile)
+        # The next item is on its way while this one is computed.
+        next_item = (unit + step) // KV_HEADS
+        next_tile = tl.load(item_tile + next_item, mask=unit + step < num_units, other=0)
+        next_split = tl.load(item_split + next_item, mask=unit + step < num_units, other=0)
 
         q = load_queries(
             query, tl.load(tile_row + tile), kv_head, num_queries, row_stride, head_stride,
@@ -103,13 +109,23 @@ def attend_splits_kernel(
 
         own_split = split - first_visible // split_tokens  # [BLOCK_ROWS] counted from the first that the query sees
         is_own = (rows // GROUP < num_queries) & (own_split >= 0) & (split * split_tokens < end_visible)
-        slot = tl.load(query_slot + tl.load(tile_query + tile) + rows // GROUP, mask=is_own, other=0) + own_split
+        slot = tl.load(first_slot + rows // GROUP, mask=is_own, other=0) + own_split
         parts = slot.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + rows % GROUP
         dims = tl.arange(0, BLOCK_DIM)
         mask = is_own[:, None] & (dims < HEAD_DIM)[None, :]
         tl.store(totals + parts[:, None] * HEAD_DIM + dims[None, :], total, mask=mask)
         tl.store(masses + parts, mass, mask=is_own)
         tl.store(peaks + parts, peak * exponent_scale, mask=is_own)
+        tile = next_tile
+        split = next_split
+
+
+@triton.jit
+def load_totals(totals, first_part, few, num_splits, dims, dim_mask, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Returns the weighted sums of values of the splits `few` of one query and one head: fp32 [splits, BLOCK_DIM]."""
+    parts = first_part + few * NUM_HEADS
+    mask = (few < num_splits)[:, None] & dim_mask[None, :]
+    return tl.load(totals + parts[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=RUN_TIME_NUMBERS)
@@ -139,10 +155,12 @@ def merge_splits_kernel(
     query = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.load(query_row + query)
-    if row < 0:
-        return
     num_keys = tl.load(query_keys + query)
     split_tokens = tl.load(query_split + query)
+    slot = tl.load(query_slot + query)
+    # Every number of a query without a row is -1. To ask for all of them loads them at the same time.
+    if (row < 0) | (num_keys < 0) | (split_tokens < 0) | (slot < 0):
+        return
     first_key = 0
     if HAS_WINDOW:
         first_key = max(num_keys - window, 0)
@@ -150,34 +168,31 @@ def merge_splits_kernel(
     if num_keys > 0:
         num_splits = (num_keys - 1) // split_tokens - first_key // split_tokens + 1
 
-    first_part = tl.load(query_slot + query).to(tl.int64) * NUM_HEADS + head
+    first_part = slot.to(tl.int64) * NUM_HEADS + head
     splits = tl.arange(0, MAX_SPLITS)
     parts = first_part + splits * NUM_HEADS
     exponents = tl.load(peaks + parts, mask=splits < num_splits, other=float("-inf"))
+    mass = tl.load(masses + parts, mask=splits < num_splits, other=0.0)
+    dims = tl.arange(0, BLOCK_DIM)
+    dim_mask = dims < HEAD_DIM
+    few = tl.arange(0, BLOCK_SPLITS)
+    block = load_totals(totals, first_part, few, num_splits, dims, dim_mask, NUM_HEADS, HEAD_DIM)
+    few_exponents = tl.load(peaks + first_part + few * NUM_HEADS, mask=few < num_splits, other=float("-inf"))
     top = max_of(exponents, 0)
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
         top = tl.maximum(top, sink)
     top = tl.where(top == float("-inf"), 0.0, top)
-    mass = tl.load(masses + parts, mask=splits < num_splits, other=0.0)
     denominator = sum_of(mass * tl.math.exp2(exponents - top), 0)
     if sinks is not None:
         denominator += tl.math.exp2(sink - top)
 
-    dims = tl.arange(0, BLOCK_DIM)
-    dim_mask = dims < HEAD_DIM
-    total = tl.full((BLOCK_DIM,), 0.0, tl.float32)
-    for first_split in tl.range(0, num_splits, BLOCK_SPLITS, num_stages=3):
+    total = sum_of(block * tl.math.exp2(few_exponents - top)[:, None], 0)
+    for first_split in tl.range(BLOCK_SPLITS, num_splits, BLOCK_SPLITS, num_stages=3):
         few = first_split + tl.arange(0, BLOCK_SPLITS)
-        block_mask = few < num_splits
-        block_parts = first_part + few * NUM_HEADS
-        weights = tl.math.exp2(tl.load(peaks + block_parts, mask=block_mask, other=float("-inf")) - top)
-        block = tl.load(
-            totals + block_parts[:, None] * HEAD_DIM + dims[None, :],
-            mask=block_mask[:, None] & dim_mask[None, :],
-            other=0.0,
-        )
-        total += sum_of(block * weights[:, None], 0)
+        few_exponents = tl.load(peaks + first_part + few * NUM_HEADS, mask=few < num_splits, other=float("-inf"))
+        block = load_totals(totals, first_part, few, num_splits, dims, dim_mask, NUM_HEADS, HEAD_DIM)
+        total += sum_of(block * tl.math.exp2(few_exponents - top)[:, None], 0)
     result = total * (value_scale / tl.where(denominator == 0.0, 1.0, denominator))
     pointers = output + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dims
     tl.store(pointers, result.to(output.dtype.element_ty), mask=dim_mask)

@@ -6,26 +6,44 @@ machine code. See engine/kernels/compile_ahead.py.
     python -m graftwork.engine.build.compile_kernels                          examples from each room
     python -m graftwork.engine.build.compile_kernels --model FOLDER           all that an engine of this model launches
 
-Each room with kernels lists its variants; `all_variants` and `served_variants` join the lists.
+Each room with kernels lists its variants; `all_variants` and `served_variants` join the lists. An engine on a GPU
+compiles its list at its first start on a machine, by `CompilingAhead`.
 """
 
 import argparse
+import logging
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from graftwork.engine.attention.variants import attention_variants, served_attention_variants
 from graftwork.engine.experts.triton.variants import expert_variants, served_expert_variants
-from graftwork.engine.kernels.compile_ahead import HEADING, KernelVariant, compile_all, line_of, variant_of
+from graftwork.engine.kernels.compile_ahead import (
+    HEADING,
+    KernelVariant,
+    compile_all,
+    compile_variant,
+    is_cached,
+    line_of,
+    variant_of,
+)
 from graftwork.engine.kernels.norm import NormRules
 from graftwork.engine.kernels.variants import ModelShape, row_variants, served_launches
 from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.sampling.device.variants import sampler_variants, served_sampler_variants
 
+_log = logging.getLogger(__name__)
+_FEW = 8
+"""So few kernels are compiled when they are first launched: processes take longer to start."""
+_MOST_PROCESSES = 16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -90,6 +108,47 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
     yield from served_lora_variants(config, dtype, model.max_lora_rank)
     yield from served_expert_variants(config, dtype)
     yield from served_sampler_variants(config.vocab_size, dtype)
+
+
+class CompilingAhead:
+    """Compiles the kernels that an engine may launch, and that Triton's cache lacks, in processes beside its start.
+
+    Without it the kernels would be compiled one after another when they are first launched, some of them in the steps of
+    the first requests. A kernel that cannot be compiled here is compiled when it is launched, and its error is seen then.
+    """
+
+    def __init__(self, model: ServedModel, capability: int) -> None:
+        """Begins. `capability` is the compute capability of the GPU, such as 90."""
+        variants = served_variants(model)
+        missing = [number for number, variant in enumerate(variants) if not is_cached(variant, capability)]
+        self._num_missing = len(missing)
+        self._builds: Sequence[Future[None]] = ()
+        self._pool: ProcessPoolExecutor | None = None
+        if len(missing) > _FEW:
+            num_processes = min(os.cpu_count() or 1, _MOST_PROCESSES)
+            self._pool = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
+            self._builds = [self._pool.submit(_compile_served, model, number, capability) for number in missing]
+
+    def wait(self) -> None:
+        """Waits until all are compiled. Logs how many were, and how many could not be."""
+        if self._pool is None:
+            return
+        errors = [error for error in (build.exception() for build in self._builds) if error is not None]
+        self._pool.shutdown()
+        self._pool = None
+        if errors:
+            _log.warning("kernels_not_compiled_ahead", extra={"kernels": len(errors), "reason": str(errors[0])[:500]})
+        _log.info("kernels_compiled", extra={"kernels": self._num_missing - len(errors)})
+
+
+@cache
+def _served_once(model: ServedModel) -> Sequence[KernelVariant]:
+    return served_variants(model)
+
+
+def _compile_served(model: ServedModel, number: int, capability: int) -> None:
+    """Compiles one of a model's variants. Runs in a process of its own, to which no kernel can be sent."""
+    compile_variant(_served_once(model)[number], capability)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
 from graftwork.engine.build.runner import RunnerParts, build_draft_model
 from graftwork.engine.build.waiting_order import build_order
-from graftwork.engine.build.warm_up import choose_sizes
+from graftwork.engine.build.warm_up import begin_compiling, choose_sizes
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.requests import EngineRequest
@@ -227,9 +227,11 @@ def _load_model(
     own, part = ranks.config, ranks.model
     try:
         import_kernels(own, device)
+        wait_for_kernels = begin_compiling(own, part, dtype, device)
         with phases.phase("weights"):
             weights = load_weights(own, part, device, dtype, ranks.tensors(open_weights(config.model, model)))
         with phases.phase("kernels"):
+            wait_for_kernels()
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         draft_model = build_draft_model(config, draft, device, weights.num_bytes)

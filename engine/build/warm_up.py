@@ -5,19 +5,21 @@ It also loads the kernels, which take device memory too. When it ends, only the 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from itertools import accumulate
 
 import torch
 
 from graftwork.engine.build.device_sizes import MeasuredDevice
-from graftwork.engine.build.devices import CudaMeter, DeviceMeter
+from graftwork.engine.build.devices import CudaMeter, DeviceMeter, page_tokens_of
 from graftwork.engine.build.graphs import wants_decode_graphs
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer, groups_of
 from graftwork.engine.build.lora import PACK_BYTES
 from graftwork.engine.build.runner import RunnerParts
+from graftwork.engine.core.config import EngineConfig, KernelPart
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import MAX_MIXTURE, AdapterUse
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
@@ -100,6 +102,25 @@ def _zero_experts(
     sizes = dict(zip(EXPERT_GROUPS, (shapes.gate_up, shapes.down), strict=True))
     deltas = {group: ExpertDelta(zeros(into), zeros(out), None) for group, (out, into) in sizes.items()}
     return {(layer, group): delta for layer in shapes.layers for group, delta in deltas.items()}
+
+
+def begin_compiling(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Callable[[], None]:
+    """Begins to compile the kernels that this engine may launch on a GPU, where this machine has not done so before.
+
+    Takes place in other processes, while the weights are loaded. Returns a function that waits for the end.
+    """
+    parts: tuple[KernelPart, ...] = ("rows", "attention", "lora")
+    are_wanted = all(config.kernels_for(part) in ("auto", "triton") for part in parts)
+    if device.type != "cuda" or not are_wanted or find_spec("triton") is None:
+        return lambda: None
+    from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel
+
+    major, minor = torch.cuda.get_device_capability(device)
+    page_tokens = page_tokens_of(config, model)
+    served = ServedModel(model, dtype, page_tokens=page_tokens, max_lora_rank=config.max_lora_rank)
+    return CompilingAhead(served, 10 * major + minor).wait
 
 
 def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:

@@ -15,13 +15,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
 import triton
 from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
 
 from graftwork.engine.kernels.launch import Launch
 
@@ -45,6 +48,8 @@ POINTER_TYPES = {
     torch.int64: "*i64",
 }
 """Triton's name for the type of a tensor argument, by the tensor's dtype."""
+_NEVER_SPECIALIZED = ("fp32", "u1")
+"""The types of arguments whose values never lead to another compiled kernel."""
 _ALIGNMENT = 16
 """Triton compiles wider loads for addresses (in bytes) and numbers that are multiples of this."""
 
@@ -155,21 +160,8 @@ def compile_variant(variant: KernelVariant, capability: int) -> CompiledKernel:
     Raises RuntimeError if Triton's interpreter is on, because an interpreted kernel cannot be compiled.
     """
     _refuse_interpreted(variant.kernel)
-    attributes = {
-        (index,): [["tt.divisibility", _ALIGNMENT]]
-        for index, name in enumerate(variant.signature)
-        if name in variant.aligned
-    }
-    built = triton.compile(
-        ASTSource(
-            fn=variant.kernel,
-            signature=dict(variant.signature),
-            constexprs=dict(variant.constants),
-            attrs=attributes,
-        ),
-        target=GPUTarget("cuda", capability, 32),
-        options=dict(variant.options),
-    )
+    target = GPUTarget("cuda", capability, 32)
+    built = triton.compile(source_of(variant, make_backend(target)), target=target, options=dict(variant.options))
     usage = _resource_usage(built.asm["cubin"])
     return CompiledKernel(
         variant=variant,
@@ -180,6 +172,38 @@ def compile_variant(variant: KernelVariant, capability: int) -> CompiledKernel:
         cubin_bytes=len(built.asm["cubin"]),
         ptx=built.asm["ptx"],
     )
+
+
+def is_cached(variant: KernelVariant, capability: int) -> bool:
+    """Returns whether Triton's cache on this machine has the compiled kernel, so that its launch compiles nothing."""
+    backend = make_backend(GPUTarget("cuda", capability, 32))
+    options = backend.parse_options(dict(variant.options))
+    key = get_cache_key(source_of(variant, backend), backend, options, get_cache_invalidating_env_vars())
+    group = get_cache_manager(sha256(key.encode()).hexdigest()).get_group(f"{variant.kernel.__name__[:150]}.json")
+    return bool(group)
+
+
+def source_of(variant: KernelVariant, backend: Any) -> ASTSource:
+    """Returns what Triton compiles for a variant: the same source as when the kernel is launched.
+
+    Only then does a launch find the compiled kernel in Triton's cache, whose names depend on more than the machine code
+    does. So Triton itself makes the source, from what it would find out about the arguments. `backend` is Triton's, for
+    a GPU.
+    """
+    specialization: list[tuple[str, Any]] = []
+    for parameter in variant.kernel.params:
+        kind = variant.signature[parameter.name]
+        if kind == "constexpr":
+            specialization.append((kind, variant.constants[parameter.name]))
+        elif parameter.do_not_specialize or kind in _NEVER_SPECIALIZED:
+            specialization.append((kind, None))
+        else:
+            specialization.append((kind, "D" if parameter.name in variant.aligned else ""))
+    values = {parameter.name: variant.constants.get(parameter.name) for parameter in variant.kernel.params}
+    options = dict(variant.options)
+    packed = variant.kernel._pack_args(backend, values | options, values, specialization, options)
+    _, signature, constants, attributes = packed
+    return ASTSource(variant.kernel, signature, constants, attributes)
 
 
 def _refuse_interpreted(kernel: Any) -> None:

@@ -20,46 +20,82 @@ COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
 
 
 @triton.jit
-def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """Returns the slice (projection of a fused layer, such as q of qkv) that contains output block `block`.
+def find_slice(
+    block, widths, offsets, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr, COLUMN_ALIGNMENT: tl.constexpr
+):
+    """Finds the slice (projection of a fused layer, such as q of qkv) that contains output block `block`.
 
-    Also returns the number of the first block in this slice. The blocks of all slices are numbered one after another,
-    from 0. `widths` is the address of an array with the number of output columns of each slice.
+    Returns its number, its number of output columns, its first column in y, and the number of its first block. The
+    blocks of all slices are numbered one after another, from 0. `widths` and `offsets` are the addresses of arrays with
+    the columns and the first column of each slice: multiples of COLUMN_ALIGNMENT. No load waits for another.
     """
     slice_index = 0
+    width = tl.load(widths)
+    offset = tl.load(offsets)
     first_block = 0
-    blocks_before = 0
-    for candidate in tl.static_range(NUM_SLICES):
-        slice_index = tl.where(block >= blocks_before, candidate, slice_index)
-        first_block = tl.where(block >= blocks_before, blocks_before, first_block)
-        blocks_before += (tl.load(widths + candidate) + BLOCK_OUT - 1) // BLOCK_OUT
-    return slice_index, first_block
+    blocks_before = (width + BLOCK_OUT - 1) // BLOCK_OUT
+    for candidate in tl.static_range(1, NUM_SLICES):
+        candidate_width = tl.load(widths + candidate)
+        is_later = block >= blocks_before
+        slice_index = tl.where(is_later, candidate, slice_index)
+        width = tl.where(is_later, candidate_width, width)
+        offset = tl.where(is_later, tl.load(offsets + candidate), offset)
+        first_block = tl.where(is_later, blocks_before, first_block)
+        blocks_before += (candidate_width + BLOCK_OUT - 1) // BLOCK_OUT
+    # The hints belong here: Triton forgets those that are given to the results of a function.
+    return slice_index, tl.multiple_of(width, COLUMN_ALIGNMENT), tl.multiple_of(offset, COLUMN_ALIGNMENT), first_block
+
+
+@triton.jit
+def load_part(parts, part_weights, part, ranks, pointers, scales, slice_index, slot_words):
+    """Returns the rank, the address of B and the scale of one adapter of a tile, for the projection `slice_index`.
+
+    A tile is a group of tokens with the same adapters. `parts` is the address of the slots of these adapters, and
+    `part_weights` that of their weights. An adapter's slot is its row in `ranks`, `pointers` and `scales`.
+    """
+    slot = tl.load(parts + part)
+    number = slot * slot_words * 2 + slice_index
+    scale = tl.load(scales + number) * tl.load(part_weights + part)
+    return tl.load(ranks + number), tl.load(pointers + slot * slot_words + slice_index), scale
+
+
+@triton.jit
+def is_missing(row, address):
+    """Returns False. A branch that asks for it cannot be taken before the row's number and the address are there.
+
+    Without it the compiler loads them behind the branch, because nothing before it needs them, and a program waits for
+    memory once more.
+    """
+    return (row < 0) | (address == -1)
 
 
 @triton.jit
 def is_changed(
+    first_rank,
     ranks,
     column_scales,
     column_shifts,
-    part_slot,
+    parts,
     num_parts,
     slice_index,
     slot_words,
+    NUM_PARTS: tl.constexpr,
     HAS_COLUMNS: tl.constexpr,
 ):
     """Returns whether any adapter of a tile changes the projection `slice_index` of a fused layer (such as qkv).
 
-    A tile is a group of tokens with the same adapters. `part_slot` is the address of `num_parts` numbers: the slot of
-    each of these adapters. An adapter's slot is its row in `ranks`, `column_scales` and `column_shifts`.
+    `first_rank` is the rank of the tile's first adapter. `parts` is the address of the slots of all of them; entries
+    from `num_parts` on are padding, and name a slot that may be read.
     """
-    largest = 0
-    for part in range(num_parts):
-        largest = max(largest, tl.load(ranks + tl.load(part_slot + part) * slot_words * 2 + slice_index))
+    largest = first_rank
+    for part in tl.static_range(1, NUM_PARTS):
+        rank = tl.load(ranks + tl.load(parts + part) * slot_words * 2 + slice_index)
+        largest = max(largest, tl.where(part < num_parts, rank, 0))
     changed = largest > 0
     if HAS_COLUMNS:
-        entry = tl.load(part_slot) * slot_words + slice_index
+        entry = tl.load(parts) * slot_words + slice_index
         changed = changed | (tl.load(column_scales + entry) != 0) | (tl.load(column_shifts + entry) != 0)
-    return changed
+    return changed & (num_parts > 0)
 
 
 @triton.jit

@@ -28,8 +28,10 @@ from graftwork.engine.lora.triton.slice_table import SliceTable
 from graftwork.engine.lora.triton.tile_kernels import expand_tiles_kernel, shrink_tiles_kernel
 from graftwork.engine.lora.triton.tiles import LoraSegments
 
-_WARPS = {(expand_tiles_kernel, 32): 8}
+_WARPS = {(expand_tiles_kernel, 32): 8, (expand_rows_kernel, ROW_WISE): 8, (shrink_rows_kernel, ROW_WISE): 8}
 """The warps of one program, by kernel and rows of a tile, where they are not 4. With 4, expand spills in large tiles."""
+_MOST_PROGRAMS = 2048
+"""The most programs that share the units of tiles: as many as a large GPU runs at a time, twice over."""
 
 
 def apply_lora(
@@ -161,7 +163,7 @@ def expand_launch(
     `y`.
     """
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
-    grid = (segments.num_tiles * out_blocks,)
+    num_units = segments.num_tiles * out_blocks
     arguments = _common_arguments(planes, table, segments, plan.expanded_ranks) | {
         "y": y,
         "b_pointers": table.b_pointers,
@@ -179,12 +181,12 @@ def expand_launch(
         "BLOCK_OUT": plan.block_out,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(
-            expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan, ROW_WISE, table.dtype)
-        )
-    arguments |= _tile_arguments(segments) | expand_precision(table.dtype) | {"UPCAST": y.device.type == "cpu"}
+        options = launch_options(expand_rows_kernel, plan, ROW_WISE, table.dtype)
+        return Launch(expand_rows_kernel, (num_units,), arguments, options)
+    arguments |= _tile_arguments(segments) | expand_precision(table.dtype)
+    arguments |= {"UPCAST": y.device.type == "cpu", "num_live": segments.num_live}
     options = launch_options(expand_tiles_kernel, plan, segments.tile_rows, table.dtype)
-    return Launch(expand_tiles_kernel, grid, arguments, options)
+    return Launch(expand_tiles_kernel, (min(num_units, _MOST_PROGRAMS),), arguments, options)
 
 
 def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -201,17 +203,16 @@ def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int, dtype: torch.dty
 def _most_registers(kernel: Any, plan: LoraPlan, tile_rows: int, *, is_fp32: bool) -> int | None:
     """Returns the most registers of one thread; None leaves the number to ptxas.
 
-    Where there is a limit, ptxas without it aims at more programs at a time, and spills for that. The numbers are those
-    with which no variant spills, or fewest bytes (benchmarks/results/kernel_builds-2026-11-23.json).
+    Where there is a limit, ptxas without it aims at more programs at a time, and spills for that, or takes so many
+    registers that fewer programs run. The numbers are those with which no variant spills, or fewest bytes
+    (benchmarks/results/kernel_builds-2026-11-28.json).
     """
     if kernel is shrink_rows_kernel:
-        return 128
+        return 96
     if kernel is expand_rows_kernel:
-        return 168 if is_fp32 else 96
-    if kernel is expand_tiles_kernel and tile_rows == 32:
-        return 128 if is_fp32 else 224
-    if kernel is expand_tiles_kernel and plan.num_planes > 1 and not is_fp32:
-        return 168
+        return 168 if is_fp32 else 128
+    if kernel is expand_tiles_kernel and tile_rows == 32 and is_fp32:
+        return 128
     return None
 
 

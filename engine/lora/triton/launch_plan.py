@@ -27,12 +27,14 @@ Larger tiles would change the matrix instruction, and so the bits of a row.
 """
 TILE_ROWS = (ROW_WISE, *GROUPED_TILE_ROWS)
 
-_SPAN_FEATURES = 512  # the least features for which a program is worth its launch
+_SPAN_FEATURES = 1024  # the least features for which a program is worth its launch
 _MAX_SPANS = 8  # the expand kernel reads one plane of scratch for each
-_BUSY_PROGRAMS = 256  # about two for each multiprocessor; with more, the device is full without parallel spans
+_BUSY_PROGRAMS = 1024  # with more, a large device is full without parallel spans
 _ROW_BLOCK_RANK = 16
-_ROW_BLOCK_IN = 256  # one row of A to a warp: 32 lanes of 16 bytes
-_ROW_BLOCK_OUT = 256
+_ROW_BLOCK_IN = 512
+_ROW_BLOCK_OUT = (
+    1024  # a program spends most of its time before and after its products: with 512 columns, 1.4 x as long
+)
 _PRECISE_BLOCK = 32  # ranks and columns that expand multiplies at once in fp32: registers hold them, not matrix units
 _ROWS_AN_ADAPTER = (
     2  # with more, repeated row-wise reads from L2 would take longer than reading the weights from memory
@@ -57,8 +59,9 @@ def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
 
     A row is one token, and a tile is a group of rows with the same adapters. Row-wise kernels load an adapter once for
     each row, grouped kernels once for each tile. Repeated loads come from the L2 cache and not from memory. Row-wise is
-    chosen if adapters have so few rows that tiles would be almost empty, or if the repeated loads are small. The limits
-    come from published bandwidths and have not been measured.
+    chosen if adapters have so few rows that tiles would be almost empty, or if the repeated loads are small. On an H200
+    the two take equally long for 32 rows of 16 adapters of rank 16; with a row for each adapter row-wise is ahead, and
+    with eight rows it is far behind (benchmarks/results/gpu_day-2026-11-28.json). `_FREE_RANKS` has not been measured.
 
     The two kinds of kernel give different bits. With `batch_invariant` the result is never ROW_WISE, so that a row's
     bits do not depend on the batch.
@@ -157,14 +160,14 @@ def plan_for(shape: LaunchShape) -> LoraPlan:
     else:
         block_in = 128 if is_narrow else 64
         block_rank = min(max(16, 1 << (shape.max_rank - 1).bit_length()), 64)
-        block_out = (128 if block_rank <= 32 else 64) if is_narrow else _PRECISE_BLOCK
+        block_out = 128 if is_narrow else _PRECISE_BLOCK
     num_spans = min(max(shape.in_features // _SPAN_FEATURES, 1), _MAX_SPANS)
     programs = shape.num_tiles * shape.num_slices * -(-shape.launched_rank // block_rank)
     return LoraPlan(
         block_in=block_in,
         block_rank=block_rank,
         block_out=block_out,
-        expanded_ranks=block_rank if is_row_wise or is_narrow else min(block_rank, _PRECISE_BLOCK),
+        expanded_ranks=16 if is_row_wise or is_narrow else min(block_rank, _PRECISE_BLOCK),
         num_spans=num_spans,
         parallel_spans=num_spans > 1 and programs < _BUSY_PROGRAMS,
         num_stages=3 if is_narrow else 2,

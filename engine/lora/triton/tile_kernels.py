@@ -12,7 +12,14 @@ input features may be cut into spans that are summed in parallel; then shrink_ti
 import triton
 import triton.language as tl
 
-from graftwork.engine.lora.triton.expand_blocks import COUNTS, UNALIGNED, change_columns, find_slice, is_changed
+from graftwork.engine.lora.triton.expand_blocks import (
+    COUNTS,
+    UNALIGNED,
+    change_columns,
+    find_slice,
+    is_changed,
+    load_part,
+)
 
 
 @triton.jit
@@ -86,21 +93,20 @@ def shrink_tiles_kernel(
     part = block // (NUM_SLICES * rank_blocks)
     slice_index = block // rank_blocks % NUM_SLICES
     first_rank = block % rank_blocks * BLOCK_RANK
-    if part >= tl.load(tile_parts + tile):
-        return
+    num_parts = tl.load(tile_parts + tile)
     slot = tl.load(part_slot + tile * NUM_PARTS + part)
-    rank = tl.load(ranks + slot * slot_words * 2 + slice_index)
-    if first_rank >= rank:
-        return
-
     in_tile = tl.arange(0, BLOCK_ROWS)
     row_mask = in_tile < tl.load(tile_length + tile)
     positions = (tl.load(tile_start + tile) + in_tile).to(tl.int64)
+    rank = tl.load(ranks + slot * slot_words * 2 + slice_index)
+    address = tl.load(a_pointers + slot * slot_words + slice_index)
     rows = tl.load(permutation + positions, mask=row_mask, other=0).to(tl.int64)
+    if (part >= num_parts) | (first_rank >= rank):
+        return
+
     rank_ids = first_rank + tl.arange(0, BLOCK_RANK)
     rank_mask = rank_ids < rank
     x_rows = x + rows[:, None] * x_stride
-    address = tl.load(a_pointers + slot * slot_words + slice_index)
     a = tl.multiple_of(address.to(tl.pointer_type(WEIGHT_DTYPE)), ALIGNMENT)
     a_rows = a + rank_ids[None, :].to(tl.int64) * in_features
 
@@ -159,6 +165,41 @@ def multiply_precisely(v, b_block, total, SPLIT_V: tl.constexpr, PRECISION: tl.c
     return total
 
 
+@triton.jit
+def tile_product(
+    v_rows,  # [BLOCK_ROWS, 1] pointers to the first rank in the first plane
+    address,
+    rank,
+    row_mask,
+    columns,
+    column_mask,
+    width,
+    plane_stride,
+    NUM_PLANES: tl.constexpr,
+    WEIGHT_DTYPE: tl.constexpr,
+    SPLIT_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+):
+    """Returns the product of a tile's rows of x @ A.T, the sum of the planes, and the columns of B at `address`: fp32
+    [BLOCK_ROWS, BLOCK_OUT]. It is zero for rank 0.
+    """
+    b = tl.multiple_of(address.to(tl.pointer_type(WEIGHT_DTYPE)), ALIGNMENT)
+    delta = tl.full((BLOCK_ROWS, BLOCK_OUT), 0.0, tl.float32)
+    for first_rank in range(0, rank, BLOCK_RANK):
+        rank_ids = first_rank + tl.arange(0, BLOCK_RANK)
+        rank_mask = rank_ids < rank
+        v = sum_planes(v_rows + rank_ids[None, :], row_mask, plane_stride, NUM_PLANES, BLOCK_ROWS, BLOCK_RANK)
+        b_pointers = b + rank_ids[:, None].to(tl.int64) * width + columns[None, :]
+        b_block = tl.load(b_pointers, mask=rank_mask[:, None] & column_mask[None, :], other=0.0)
+        delta = multiply_precisely(v, b_block, delta, SPLIT_V, PRECISION, UPCAST)
+    return delta
+
+
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
 def expand_tiles_kernel(
     planes,
@@ -170,6 +211,7 @@ def expand_tiles_kernel(
     scales,
     offsets,
     widths,
+    num_live,
     tile_start,
     tile_length,
     tile_parts,
@@ -196,53 +238,54 @@ def expand_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Applies the adapters of one tile (several rows) to one block of output columns of y.
+    """Applies the adapters of tiles (several rows) to blocks of output columns of y. A unit is one tile and one block.
 
-    First scales and shifts y (DoRA, biases). Then multiplies the sum of `planes` by each adapter's scale and low-rank
+    The programs take the units of the tiles that have rows in turn, so that a grid of any size computes all of them, and
+    none is launched for padding. First scales and shifts y (DoRA, biases). Then multiplies the sum of `planes` by each adapter's scale and low-rank
     factor B, and adds the products to y. `planes` holds the partial sums that shrink_tiles_kernel has written.
     """
-    tile = tl.program_id(0) // out_blocks
-    block = tl.program_id(0) % out_blocks
-    num_parts = tl.load(tile_parts + tile)
-    if num_parts == 0:
-        return
-    slice_index, first_block = find_slice(block, widths, NUM_SLICES, BLOCK_OUT)
-    parts = part_slot + tile * NUM_PARTS
-    if not is_changed(ranks, column_scales, column_shifts, parts, num_parts, slice_index, slot_words, HAS_COLUMNS):
-        return
+    num_units = tl.load(num_live) * out_blocks
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        tile = unit // out_blocks
+        block = unit % out_blocks
+        num_parts = tl.load(tile_parts + tile)
+        in_tile = tl.arange(0, BLOCK_ROWS)
+        row_mask = in_tile < tl.load(tile_length + tile)
+        positions = (tl.load(tile_start + tile) + in_tile).to(tl.int64)
+        parts = part_slot + tile * NUM_PARTS
+        weights = part_weight + tile * NUM_PARTS
+        slice_index, width, offset, first_block = find_slice(
+            block, widths, offsets, NUM_SLICES, BLOCK_OUT, COLUMN_ALIGNMENT
+        )
+        rows = tl.load(permutation + positions, mask=row_mask, other=0).to(tl.int64)
+        rank, address, scale = load_part(parts, weights, 0, ranks, b_pointers, scales, slice_index, slot_words)
+        if is_changed(
+            rank, ranks, column_scales, column_shifts, parts, num_parts, slice_index, slot_words,
+            NUM_PARTS, HAS_COLUMNS,
+        ):  # fmt: skip
+            columns = (block - first_block) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+            column_mask = columns < width
+            y_pointers = y + rows[:, None] * y_stride + (offset + columns)[None, :]
+            y_mask = row_mask[:, None] & column_mask[None, :]
+            y_block = tl.load(y_pointers, mask=y_mask, other=0.0).to(tl.float32)
+            if HAS_COLUMNS:
+                entry = tl.load(parts) * slot_words + slice_index
+                y_block = change_columns(y_block, column_scales, column_shifts, entry, columns[None, :], width)
 
-    in_tile = tl.arange(0, BLOCK_ROWS)
-    row_mask = in_tile < tl.load(tile_length + tile)
-    positions = (tl.load(tile_start + tile) + in_tile).to(tl.int64)
-    rows = tl.load(permutation + positions, mask=row_mask, other=0).to(tl.int64)
-    width = tl.multiple_of(tl.load(widths + slice_index), COLUMN_ALIGNMENT)
-    offset = tl.multiple_of(tl.load(offsets + slice_index), COLUMN_ALIGNMENT)
-    columns = (block - first_block) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    column_mask = columns < width
-    y_pointers = y + rows[:, None] * y_stride + (offset + columns)[None, :]
-    y_mask = row_mask[:, None] & column_mask[None, :]
-    y_block = tl.load(y_pointers, mask=y_mask, other=0.0).to(tl.float32)
-    if HAS_COLUMNS:
-        entry = tl.load(parts) * slot_words + slice_index
-        y_block = change_columns(y_block, column_scales, column_shifts, entry, columns[None, :], width)
-
-    for part in range(num_parts):
-        slot = tl.load(parts + part)
-        entry = slot * slot_words + slice_index
-        number = slot * slot_words * 2 + slice_index
-        rank = tl.load(ranks + number)
-        if rank > 0:
-            b = tl.multiple_of(tl.load(b_pointers + entry).to(tl.pointer_type(WEIGHT_DTYPE)), ALIGNMENT)
-            v_rows = planes + positions[:, None] * plane_width
-            v_rows += (part * NUM_SLICES + slice_index) * (rank_blocks * BLOCK_RANK)
-            delta = tl.full((BLOCK_ROWS, BLOCK_OUT), 0.0, tl.float32)
-            for first_rank in range(0, rank, BLOCK_RANK):
-                rank_ids = first_rank + tl.arange(0, BLOCK_RANK)
-                rank_mask = rank_ids < rank
-                v_pointers = v_rows + rank_ids[None, :]
-                v = sum_planes(v_pointers, row_mask, plane_stride, NUM_PLANES, BLOCK_ROWS, BLOCK_RANK)
-                b_pointers_block = b + rank_ids[:, None].to(tl.int64) * width + columns[None, :]
-                b_block = tl.load(b_pointers_block, mask=rank_mask[:, None] & column_mask[None, :], other=0.0)
-                delta = multiply_precisely(v, b_block, delta, SPLIT_V, PRECISION, UPCAST)
-            y_block += tl.load(scales + number) * tl.load(part_weight + tile * NUM_PARTS + part) * delta
-    tl.store(y_pointers, y_block.to(y.dtype.element_ty), mask=y_mask)
+            v_rows = planes + positions[:, None] * plane_width + slice_index * (rank_blocks * BLOCK_RANK)
+            y_block += scale * tile_product(
+                v_rows, address, rank, row_mask, columns, column_mask, width, plane_stride,
+                NUM_PLANES, WEIGHT_DTYPE, SPLIT_V, PRECISION, UPCAST, ALIGNMENT, BLOCK_ROWS, BLOCK_RANK, BLOCK_OUT,
+            )  # fmt: skip
+            if NUM_PARTS > 1:
+                for part in range(1, num_parts):
+                    v_rows += NUM_SLICES * (rank_blocks * BLOCK_RANK)
+                    rank, address, scale = load_part(
+                        parts, weights, part, ranks, b_pointers, scales, slice_index, slot_words
+                    )
+                    y_block += scale * tile_product(
+                        v_rows, address, rank, row_mask, columns, column_mask, width, plane_stride,
+                        NUM_PLANES, WEIGHT_DTYPE, SPLIT_V, PRECISION, UPCAST, ALIGNMENT,
+                        BLOCK_ROWS, BLOCK_RANK, BLOCK_OUT,
+                    )  # fmt: skip
+            tl.store(y_pointers, y_block.to(y.dtype.element_ty), mask=y_mask)

@@ -80,6 +80,7 @@ class LoraSegments:
 
     packed: torch.Tensor
     """The arrays below in one int32 allocation, so that a step makes only one copy."""
+    num_live: torch.Tensor  # [1] int32, the number of tiles that have rows; [0] where there is no tile
     tile_start: torch.Tensor  # [num_tiles] int32
     tile_length: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
     tile_parts: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
@@ -151,10 +152,11 @@ class SegmentWords:
     def on(self, packed: torch.Tensor) -> LoraSegments:
         """Returns the tiles over a copy of `words`, int32 [num_words], on any device."""
         sizes = _sizes(self.num_tiles, self.num_parts, self.capacity_rows)
-        start, length, parts, slot, weight, permutation = (packed[place] for place in _places(sizes))
+        live, start, length, parts, slot, weight, permutation = (packed[place] for place in _places(sizes))
         by_part = (self.num_tiles, self.num_parts)
         return LoraSegments(
             packed=packed,
+            num_live=live,
             tile_start=start,
             tile_length=length,
             tile_parts=parts,
@@ -249,7 +251,8 @@ def _packed(
     num_parts = capacity.num_parts
     places = _places(_sizes(num_tiles, num_parts, capacity.num_rows))
     words = np.zeros(places[-1].stop, np.int32)
-    start, length, parts, slot, weight, permutation = (words[place] for place in places)
+    live, start, length, parts, slot, weight, permutation = (words[place] for place in places)
+    live[:] = len(tiles)
     _fill(start, [tile_start for tile_start, _, _ in tiles])
     _fill(length, [tile_length for _, tile_length, _ in tiles])
     _fill(parts, [len(tile_parts) for _, _, tile_parts in tiles])
@@ -262,7 +265,7 @@ def _packed(
 
 def _sizes(num_tiles: int, num_parts: int, num_rows: int) -> tuple[int, ...]:
     """Returns the lengths of the arrays of LoraSegments, in words."""
-    return num_tiles, num_tiles, num_tiles, num_tiles * num_parts, num_tiles * num_parts, num_rows
+    return min(num_tiles, 1), num_tiles, num_tiles, num_tiles, num_tiles * num_parts, num_tiles * num_parts, num_rows
 
 
 def _places(sizes: Sequence[int]) -> list[slice]:

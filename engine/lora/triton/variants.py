@@ -20,7 +20,7 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GroupShape, layer_groups
 
 _META = torch.device("meta")
-_FEW_TILES, _MANY_TILES = 1, 256
+_FEW_TILES, _MANY_TILES = 1, 1024
 """Numbers of tiles for which the spans of the input features are summed by several programs, or by one."""
 
 

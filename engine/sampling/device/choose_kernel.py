@@ -288,7 +288,9 @@ def choose_kernel(
                 top_k = tl.load(ints + columns * _TOP_K + row)
                 top_p = tl.load(floats + columns * _TOP_P + row)
                 to_keep = mass_to_keep(total, top_p)
-                level, count = find_level(level_counts, level_masses, row, num_blocks, top_k, to_keep, room, BLOCKS)
+                level, count = find_level(
+                    level_counts, level_masses, row, num_blocks, top_k, to_keep, room, BLOCKS, NUM_LEVELS
+                )
                 is_near = level < NUM_LEVELS
                 values += tl.where(is_near, work_stride - room, 0)
                 num_values = tl.where(is_near, count, vocab)

@@ -11,12 +11,6 @@ best has the weight 0.
 import triton
 import triton.language as tl
 
-_LOG2_E = tl.constexpr(1.44269504)
-_LN2_HIGH = tl.constexpr(0.693359375)
-_LN2_LOW = tl.constexpr(-2.12194440e-4)
-_FIRST_EXPONENT = tl.constexpr(127 + 44)
-_FARTHEST = tl.constexpr(31.0)
-
 
 @triton.jit
 def key_of(x):
@@ -60,18 +54,18 @@ def weight_of(distance):
 
     distance: fp32, the best logit minus the token's own.
     """
-    is_near = distance <= _FARTHEST
+    is_near = distance <= 31.0
     x = tl.where(is_near, -distance, 0.0)
-    exponent = tl.floor(x * _LOG2_E + 0.5)
-    x = tl.fma(exponent, -_LN2_HIGH, x)
-    x = tl.fma(exponent, -_LN2_LOW, x)
+    exponent = tl.floor(x * 1.44269504 + 0.5)  # the logarithm of e to the base of 2
+    x = tl.fma(exponent, -0.693359375, x)  # the logarithm of 2, in two parts
+    x = tl.fma(exponent, 2.12194440e-4, x)
     series = tl.fma(x, 1.9875691500e-4, 1.3981999507e-3)
     series = tl.fma(series, x, 8.3334519073e-3)
     series = tl.fma(series, x, 4.1665795894e-2)
     series = tl.fma(series, x, 1.6666665459e-1)
     series = tl.fma(series, x, 5.0000001201e-1)
     series = tl.fma(series, x * x, x) + 1.0
-    scale = ((exponent.to(tl.int32) + _FIRST_EXPONENT) << 23).to(tl.float32, bitcast=True)
+    scale = ((exponent.to(tl.int32) + (127 + 44)) << 23).to(tl.float32, bitcast=True)
     return tl.where(is_near, (series * scale).to(tl.int64), 0)
 
 

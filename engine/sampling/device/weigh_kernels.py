@@ -62,21 +62,23 @@ def mass_to_keep(total, top_p):
 
 
 @triton.jit
-def find_level(level_counts, level_masses, row, num_blocks, top_k, to_keep, room, BLOCKS: tl.constexpr):
-    """Returns the nearest level that holds all tokens that top-k or top-p keep, and its number of tokens.
+def find_level(
+    level_counts, level_masses, row, num_blocks, top_k, to_keep, room, BLOCKS: tl.constexpr, LEVELS: tl.constexpr
+):
+    """Returns the nearest level of LEVELS that holds all tokens that top-k or top-p keep, and its number of tokens.
 
-    Returns NUM_LEVELS instead of the level if it has more tokens than `room`.
+    Returns LEVELS instead of the level if it has more tokens than `room`.
     """
-    level = tl.full((), NUM_LEVELS, tl.int32)
+    level = tl.full((), LEVELS, tl.int32)
     count = tl.full((), 0, tl.int32)
-    for offset in range(NUM_LEVELS):
-        candidate = NUM_LEVELS - 1 - offset  # from the last level, which holds all tokens of any weight
-        own_count = sum_of_row(level_counts, row * NUM_LEVELS + candidate, num_blocks, BLOCKS)
-        own_mass = sum_of_row(level_masses, row * NUM_LEVELS + candidate, num_blocks, BLOCKS)
+    for offset in range(LEVELS):
+        candidate = LEVELS - 1 - offset  # from the last level, which holds all tokens of any weight
+        own_count = sum_of_row(level_counts, row * LEVELS + candidate, num_blocks, BLOCKS)
+        own_mass = sum_of_row(level_masses, row * LEVELS + candidate, num_blocks, BLOCKS)
         is_enough = ((top_k > 0) & (own_count >= top_k)) | ((top_k == 0) & (own_mass >= to_keep)) | (offset == 0)
         level = tl.where(is_enough, candidate, level)
         count = tl.where(is_enough, own_count, count)
-    return tl.where(count <= room, level, NUM_LEVELS), count
+    return tl.where(count <= room, level, LEVELS), count
 
 
 @triton.jit
@@ -151,7 +153,7 @@ def gather_kernel(
         return
     to_keep = mass_to_keep(sum_of_row(totals, row, num_blocks, BLOCKS), tl.load(floats + columns * _TOP_P + row))
     top_k = tl.load(ints + columns * _TOP_K + row)
-    level, _ = find_level(level_counts, level_masses, row, num_blocks, top_k, to_keep, room, BLOCKS)
+    level, _ = find_level(level_counts, level_masses, row, num_blocks, top_k, to_keep, room, BLOCKS, NUM_LEVELS)
     if level == NUM_LEVELS:
         return
     blocks = tl.arange(0, BLOCKS)

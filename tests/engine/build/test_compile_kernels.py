@@ -1,5 +1,7 @@
 """Tests of the list of all kernels that an engine may launch, on a machine without a GPU."""
 
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,16 +12,16 @@ pytest.importorskip("triton", reason="the kernels extra is not installed")
 
 from benchmarks.kernel_builds import MODELS
 
-from graftwork.engine.build.compile_kernels import ServedModel, served_variants
+from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel, served_variants
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant, variant_of
+from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant, is_cached, variant_of
 from graftwork.engine.kernels.launch import Launch
 from graftwork.platform.ids import RequestId
-from tests.engine.kernels.compiled import assert_fits
+from tests.engine.kernels.compiled import assert_fits, run_python
 from tests.engine.runner.device_gate import counted
 from tests.engine.runner.llama_step import NUM_FRAMES, PAGE_TOKENS, LlamaRunner, adapter
 from tests.engine.runner.test_dispatch_gate import FirstTokens
@@ -96,6 +98,44 @@ def test_no_step_launches_a_kernel_that_is_not_listed(name: str, launched: Varia
     assert not missing, [(one.name, one.constants, one.options, one.aligned) for one in missing]
     assert {one.kernel for one in launched.values()} == {one.kernel for one in listed.values()}
     assert len(launched) >= len(listed) / 2
+
+
+def test_the_name_of_a_kernel_in_the_cache_is_its_own() -> None:
+    """Triton's names of kernels do not depend on the kernels that were named before, as it is with a function that
+    several kernels call and that reads a global constant. Another process would compile such a kernel again."""
+    script = (
+        "import sys; from benchmarks.kernel_builds import ALL_MODELS\n"
+        "from graftwork.engine.build.compile_kernels import served_variants\n"
+        "found = {one.kernel.__name__: one.kernel for model in ALL_MODELS.values() for one in served_variants(model)}\n"
+        "names = sorted(found, reverse=sys.argv[1] == 'backwards')\n"
+        "keys = {name: found[name].cache_key for name in names}\n"
+        "print(*sorted(keys.items()), sep='\\n')"
+    )
+
+    forwards, backwards = (run_python("-c", script, order) for order in ("forwards", "backwards"))
+
+    assert forwards.returncode == backwards.returncode == 0, forwards.stderr + backwards.stderr
+    assert len(forwards.stdout.splitlines()) > 15
+    assert forwards.stdout == backwards.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_start_compiles_what_the_cache_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the first start on a machine every kernel of the model is in Triton's cache, and the second compiles none."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the processes inherit it
+    model = replace(MODELS["llama-8b bf16"], max_lora_rank=16)
+    caplog.set_level("INFO")
+
+    for _ in range(2):
+        CompilingAhead(model, 90).wait()
+
+    assert all(is_cached(variant, 90) for variant in served_variants(model))
+    assert not is_cached(served_variants(model)[0], 80)
+    assert [record.getMessage() for record in caplog.records] == ["kernels_compiled"]
+    assert caplog.records[0].kernels == len(served_variants(model))  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Tests of the compiler that needs no GPU."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +109,29 @@ def test_a_fake_driver_sees_what_is_launched() -> None:
     ]
     for one in driver.launches:
         assert all(found is given for found, given in zip(one.arguments, arguments, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("width", "changes"), [(8, {}), (16, {"exact": 3, "count": 7}), (32, {"count": 1, "scale": 2.0})]
+)
+def test_a_launch_finds_in_the_cache_what_was_compiled_ahead(
+    tmp_path: Path, width: int, changes: dict[str, Any]
+) -> None:
+    """The first launch of a kernel that was compiled ahead compiles nothing, whatever its arguments are."""
+    from graftwork.engine.kernels.compile_ahead import compile_variant, variant_of
+    from tests.engine.kernels.fake_driver import fake_driver
+
+    tensors = {"x": torch.empty(128 * width, dtype=torch.bfloat16), "anywhere": torch.empty(129, dtype=torch.int32)[1:]}
+    launch = launch_of(width, **tensors | changes)
+    were_cached: list[bool] = []
+
+    with triton.knobs.cache.scope(), triton.knobs.compilation.scope(), fake_driver():
+        triton.knobs.cache.dir = str(tmp_path)
+        compile_variant(variant_of("sums", launch), 90)
+        triton.knobs.compilation.listener = lambda *, cache_hit, **_: were_cached.append(cache_hit)
+        launch.run()
+
+    assert were_cached == [True]
 
 
 def test_the_printed_table_is_aligned() -> None:

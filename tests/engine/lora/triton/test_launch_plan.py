@@ -48,7 +48,7 @@ def test_spans_cover_all_features(tiles: int, in_features: int, max_rank: int, t
 def test_spans_run_in_parallel_only_while_the_device_has_room() -> None:
     """A few decode rows spread each sum over programs, and a large prefill does not."""
     decode = plan(4, 4096, 16, 16)
-    prefill = plan(256, 4096, 16, 16)
+    prefill = plan(512, 4096, 16, 16)
 
     assert decode.num_planes == decode.num_spans > 1
     assert prefill.num_planes == 1
@@ -57,8 +57,8 @@ def test_spans_run_in_parallel_only_while_the_device_has_room() -> None:
 
 def test_programs_for_ranks_that_are_absent_do_not_count_as_work() -> None:
     """The largest rank that a table allows does not change how widely a step of rank 8 is spread."""
-    assert not plan(40, 4096, 128, ROW_WISE).parallel_spans
-    assert plan(40, 4096, 128, ROW_WISE, launched_rank=8).parallel_spans
+    assert not plan(80, 4096, 128, ROW_WISE).parallel_spans
+    assert plan(80, 4096, 128, ROW_WISE, launched_rank=8).parallel_spans
 
 
 def test_decode_goes_row_by_row_and_prefill_in_tiles() -> None:
