@@ -13,12 +13,10 @@ compiles its list at its first start on a machine, by `CompilingAhead`.
 import argparse
 import logging
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -26,10 +24,10 @@ import torch
 from graftwork.engine.attention.variants import attention_variants, served_attention_variants
 from graftwork.engine.experts.triton.variants import expert_variants, served_expert_variants
 from graftwork.engine.kernels.compile_ahead import (
+    CAPABILITIES,
     HEADING,
     KernelVariant,
     compile_all,
-    compile_variant,
     is_cached,
     line_of,
     variant_of,
@@ -39,11 +37,14 @@ from graftwork.engine.kernels.variants import ModelShape, row_variants, served_l
 from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.sampling.device.variants import sampler_variants, served_sampler_variants
+from graftwork.platform.worker_slots import python_command
 
 _log = logging.getLogger(__name__)
 _FEW = 8
 """So few kernels are compiled when they are first launched: processes take longer to start."""
 _MOST_PROCESSES = 16
+_TIMEOUT_S = 600.0
+"""Compiling a model's kernels takes a few minutes of one core. After so long, those that are left are given up."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -117,54 +118,75 @@ class CompilingAhead:
     the first requests. A kernel that cannot be compiled here is compiled when it is launched, and its error is seen then.
     """
 
-    def __init__(self, model: ServedModel, capability: int) -> None:
-        """Begins. `capability` is the compute capability of the GPU, such as 90."""
-        variants = served_variants(model)
-        missing = [number for number, variant in enumerate(variants) if not is_cached(variant, capability)]
-        self._num_missing = len(missing)
-        self._builds: Sequence[Future[None]] = ()
-        self._pool: ProcessPoolExecutor | None = None
-        if len(missing) > _FEW:
-            num_processes = min(os.cpu_count() or 1, _MOST_PROCESSES)
-            self._pool = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
-            self._builds = [self._pool.submit(_compile_served, model, number, capability) for number in missing]
+    def __init__(self, folder: Path, model: ServedModel, capability: int) -> None:
+        """Begins. `folder` has the model's config.json; `capability` is the GPU's compute capability, such as 90."""
+        self._num_missing = sum(not is_cached(variant, capability) for variant in served_variants(model))
+        self._processes: list[subprocess.Popen[str]] = []
+        if self._num_missing <= _FEW:
+            return
+        count = min(os.cpu_count() or 1, _MOST_PROCESSES)
+        command = [
+            *python_command("graftwork.engine.build.compile_kernels"),
+            *("--model", str(folder), "--dtype", str(model.dtype).removeprefix("torch."), "--arch", str(capability)),
+            *("--max-lora-rank", str(model.max_lora_rank), "--page-tokens", str(model.page_tokens), "--part"),
+        ]
+        for part in range(count):
+            self._processes.append(
+                subprocess.Popen(
+                    [*command, f"{part}/{count}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                )
+            )
 
     def wait(self) -> None:
-        """Waits until all are compiled. Logs how many were, and how many could not be."""
-        if self._pool is None:
-            return
-        errors = [error for error in (build.exception() for build in self._builds) if error is not None]
-        self._pool.shutdown()
-        self._pool = None
-        if errors:
-            _log.warning("kernels_not_compiled_ahead", extra={"kernels": len(errors), "reason": str(errors[0])[:500]})
-        _log.info("kernels_compiled", extra={"kernels": self._num_missing - len(errors)})
+        """Waits until all are compiled. Logs how many there were, and why a process has failed."""
+        failures = [failure for process in self._processes if (failure := _failure_of(process))]
+        if failures:
+            _log.warning("kernels_not_compiled_ahead", extra={"processes": len(failures), "reason": failures[0]})
+        elif self._processes:
+            _log.info("kernels_compiled", extra={"kernels": self._num_missing})
+        self._processes = []
 
 
-@cache
-def _served_once(model: ServedModel) -> Sequence[KernelVariant]:
-    return served_variants(model)
-
-
-def _compile_served(model: ServedModel, number: int, capability: int) -> None:
-    """Compiles one of a model's variants. Runs in a process of its own, to which no kernel can be sent."""
-    compile_variant(_served_once(model)[number], capability)
+def _failure_of(process: subprocess.Popen[str]) -> str | None:
+    """Waits for a process. Returns the end of what it wrote if it failed."""
+    try:
+        _, written = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"not done after {_TIMEOUT_S:.0f} s"
+    return (written.strip()[-500:] or f"exit status {process.returncode}") if process.returncode else None
 
 
 def main() -> None:
     """Compiles every variant for every architecture, and prints one line about each."""
+    asked = _parser().parse_args()
+    variants = list(all_variants())
+    if asked.model is not None:
+        dtype = _DTYPES[asked.dtype]
+        served = ServedModel(
+            read_model_config(asked.model), dtype, page_tokens=asked.page_tokens, max_lora_rank=asked.max_lora_rank
+        )
+        variants = served_variants(served)
+    if asked.part is not None:
+        part, count = map(int, asked.part.split("/"))
+        variants = [one for one in variants[part::count] if not all(is_cached(one, arch) for arch in asked.arch)]
+    sys.stdout.write(HEADING + "\n")
+    for built in compile_all(variants, asked.arch):
+        sys.stdout.write(line_of(built) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compile Triton kernels for several GPU architectures.")
     parser.add_argument("--model", type=Path, help="a folder with config.json; without it, examples are compiled")
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
     parser.add_argument("--max-lora-rank", type=int, default=128)
-    asked = parser.parse_args()
-    variants = all_variants()
-    if asked.model is not None:
-        config = read_model_config(asked.model)
-        variants = iter(served_variants(ServedModel(config, _DTYPES[asked.dtype], max_lora_rank=asked.max_lora_rank)))
-    sys.stdout.write(HEADING + "\n")
-    for built in compile_all(variants):
-        sys.stdout.write(line_of(built) + "\n")
+    parser.add_argument("--page-tokens", type=int, default=16, help="the tokens of a page of KV")
+    parser.add_argument("--arch", type=int, nargs="+", default=CAPABILITIES, help="compute capabilities, such as 90")
+    parser.add_argument(
+        "--part", metavar="I/N", help="only each Nth variant from the Ith on (from 0), if Triton's cache lacks it"
+    )
+    return parser
 
 
 if __name__ == "__main__":

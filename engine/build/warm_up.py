@@ -109,18 +109,19 @@ def begin_compiling(
 ) -> Callable[[], None]:
     """Begins to compile the kernels that this engine may launch on a GPU, where this machine has not done so before.
 
-    Takes place in other processes, while the weights are loaded. Returns a function that waits for the end.
+    It happens in other processes, while the weights are loaded. Returns a function that waits for its end.
     """
     parts: tuple[KernelPart, ...] = ("rows", "attention", "lora")
     are_wanted = all(config.kernels_for(part) in ("auto", "triton") for part in parts)
-    if device.type != "cuda" or not are_wanted or find_spec("triton") is None:
+    is_whole = config.tensor_parallel == 1  # a rank's model has other sizes than its config.json
+    if device.type != "cuda" or not are_wanted or not is_whole or find_spec("triton") is None:
         return lambda: None
     from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel
 
     major, minor = torch.cuda.get_device_capability(device)
     page_tokens = page_tokens_of(config, model)
     served = ServedModel(model, dtype, page_tokens=page_tokens, max_lora_rank=config.max_lora_rank)
-    return CompilingAhead(served, 10 * major + minor).wait
+    return CompilingAhead(config.model, served, 10 * major + minor).wait
 
 
 def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:

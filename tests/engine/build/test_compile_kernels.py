@@ -1,6 +1,5 @@
 """Tests of the list of all kernels that an engine may launch, on a machine without a GPU."""
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,8 +19,10 @@ from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant, is_cached, variant_of
 from graftwork.engine.kernels.launch import Launch
+from graftwork.engine.model.config import read_model_config
 from graftwork.platform.ids import RequestId
 from tests.engine.kernels.compiled import assert_fits, run_python
+from tests.engine.random_models import make_base
 from tests.engine.runner.device_gate import counted
 from tests.engine.runner.llama_step import NUM_FRAMES, PAGE_TOKENS, LlamaRunner, adapter
 from tests.engine.runner.test_dispatch_gate import FirstTokens
@@ -125,12 +126,13 @@ def test_a_start_compiles_what_the_cache_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After the first start on a machine every kernel of the model is in Triton's cache, and the second compiles none."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the processes inherit it
-    model = replace(MODELS["llama-8b bf16"], max_lora_rank=16)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))  # the processes inherit it
+    folder = make_base(tmp_path / "base")
+    model = ServedModel(read_model_config(folder), torch.bfloat16, page_tokens=8, max_lora_rank=16)
     caplog.set_level("INFO")
 
     for _ in range(2):
-        CompilingAhead(model, 90).wait()
+        CompilingAhead(folder, model, 90).wait()
 
     assert all(is_cached(variant, 90) for variant in served_variants(model))
     assert not is_cached(served_variants(model)[0], 80)
