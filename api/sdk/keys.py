@@ -125,6 +125,5 @@ def _keys_of(tenant_id: str) -> str:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Returns the values of a body without those that are None. Tuples become lists, which JSON has."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    """Returns the values of a body without those that are None."""
+    return {name: value for name, value in values.items() if value is not None}
