@@ -53,7 +53,7 @@ async def token_of_person(gateway: Gateway, tenant_id: TenantId, role: str = "te
     identity = Identity("https://login.test", secrets.token_hex(8))
     person = await people.people.add(identity.issuer, identity.subject, None)
     await people.people.grant(person.id, parse_grant(f"{role}:{tenant_id}"))
-    signed_in = await people.sign_ins.exchange(identity, secrets.token_hex(8), tenant_id, 900.0)
+    signed_in = await people.sign_ins.exchange(identity, secrets.token_hex(8), tenant_id, 86_400.0)
     assert signed_in.tenant is not None
     return signed_in.tenant.text
 
