@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.api.cli.console.connect import connect, connect_in_own_tenant, tenant_id_of
+from graftwork.api.cli.console.flags import sent_moment
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, note_more, show_json, show_table
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def create(
         "scopes": tuple(scope) if scope else None,
         "adapters": tuple(adapter) if adapter else None,
         "allowed_ips": tuple(allow_ip) if allow_ip else None,
-        "expires_at": expires_at,
+        "expires_at": sent_moment(expires_at),
     }
     with _connect(tenant) as client:
         if tenant is None:
@@ -115,15 +116,15 @@ def rotate(
     Example: graftwork keys rotate key_01h… --overlap 24h --yes
     """
     tenant = _one(tenants)
-    overlap_s = _seconds(overlap)
+    overlap_s, ends_at = _seconds(overlap), sent_moment(expires_at)
     ends = f"in {overlap}" if overlap_s else "at once, with the requests that it has started"
     confirm(f"Make a new key for {key}, which ends {ends}?", yes)
     with _connect(tenant) as client:
         if tenant is None:
-            new = client.keys.rotate(key, overlap_s=overlap_s, expires_at=expires_at)
+            new = client.keys.rotate(key, overlap_s=overlap_s, expires_at=ends_at)
         else:
             owner = tenant_id_of(client, tenant)
-            new = client.admin.keys.rotate(owner, key, overlap_s=overlap_s, expires_at=expires_at)
+            new = client.admin.keys.rotate(owner, key, overlap_s=overlap_s, expires_at=ends_at)
     _show_secret(new, as_json)
 
 

@@ -55,6 +55,26 @@ def test_a_key_from_birth_to_end(place: Place, own: Graftwork, operate: Graftwor
     assert {entry["actor_name"] for entry in ours} == {"kim@example.com"}
 
 
+TIMES = ("2030-01-31", "20300131", "1896048000", "1896048000.0", "2030-01-31T01:00+01:00")
+
+
+def test_times_are_text_or_seconds(place: Place, own: Graftwork, operate: Graftwork) -> None:
+    """A flag with a time takes ISO 8601 and Unix seconds, in all commands that send one in a body."""
+    sign_in(place, own, operate, "tia")
+
+    ends = []
+    for time in TIMES:
+        made = answer(own, "keys", "create", "--name", "laptop", "--expires-at", time)
+        rotated = answer(own, "keys", "rotate", made["id"], "--expires-at", time, "--yes")
+        priced = answer(operate, "prices", "set", "input=1", "output=1", "--from", time)
+        ends += [made["expires_at"], rotated["expires_at"], priced["valid_from"]]
+    wrong = own("keys", "create", "--name", "laptop", "--expires-at", "soon")
+
+    assert ends == [1896048000] * 3 * len(TIMES)
+    assert wrong.exit_code == 1
+    assert "expires_at: give unix seconds, or a time such as 2026-01-31T12:00:00Z" in wrong.stderr
+
+
 def test_the_tables_are_aligned(place: Place, own: Graftwork, operate: Graftwork) -> None:
     """Keys and members come as columns that begin at the same place in each line."""
     sign_in(place, own, operate, "lee")
