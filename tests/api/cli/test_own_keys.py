@@ -1,6 +1,11 @@
 """Tests of `graftwork keys` and `graftwork members` without a tenant's name: those of the tenant of one's sign-in."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +13,8 @@ import pytest
 from graftwork import Graftwork as Client
 from tests.api.cli.conftest import Graftwork, Place
 from tests.api.in_process_gateway import ADMIN_KEY
+
+EXAMPLE_URL = "https://graftwork.example.com"
 
 
 def sign_in(place: Place, own: Graftwork, operate: Graftwork, subject: str, role: str = "tenant-admin") -> None:
@@ -138,6 +145,25 @@ def test_long_lists_say_so(place: Place, own: Graftwork, operate: Graftwork) -> 
 
     assert listed.stderr == "Only the newest 100 are shown.\n"
     assert [key["name"] for key in json.loads(listed.stdout)["data"]] == names[::-1]
+
+
+def test_the_page_about_keys_is_true(place: Place, own: Graftwork, operate: Graftwork) -> None:
+    """The commands and the program at the head of docs/keys.md work as they stand there."""
+    page = (Path(__file__).parents[3] / "docs" / "keys.md").read_text("utf-8").replace(EXAMPLE_URL, place.live.url)
+    commands, by_operator = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[:2]
+    sign_in(place, own, operate, "pia")
+    key_id = answer(own, "keys", "create", "--name", "of the page")["id"]
+    for_operator = answer(operate, "keys", "create", "acme", "--name", "of the operator")["id"]
+
+    for lines, run, known in ((commands, own, key_id), (by_operator, operate, for_operator)):
+        for line in re.findall(r"^graftwork (.*)$", lines, re.MULTILINE):
+            result = run(*shlex.split(line.replace("key_01h…", known), comments=True), input="y\n")
+            assert result.exit_code == 0, (line, result.output)
+    (program,) = re.findall(r"```python\n(from graftwork.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert key_id in done.stdout
 
 
 def test_two_names_before_a_key_are_wrong_usage(own: Graftwork) -> None:
