@@ -20,6 +20,7 @@ KEY: Json = {
     "revoked_at": None,
     "last_used_at": None,
     "replaced_by": None,
+    "person_id": None,
 }
 PERSON: Json = {
     "id": "per_01hzx",

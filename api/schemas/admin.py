@@ -208,6 +208,7 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
         revoked_at=key.revoked_at,
         last_used_at=key.last_used_at,
         replaced_by=key.replaced_by,
+        person_id=key.person_id,
         key=plaintext,
     )
 
