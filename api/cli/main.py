@@ -89,7 +89,7 @@ def build_app() -> typer.Typer:
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)
     app.command(rich_help_panel=ADMIN)(top)
-    for own in (login, logout, whoami):
+    for own in (login, logout, whoami, people.members):
         app.command(rich_help_panel=TENANT)(own)
     app.command(rich_help_panel=TENANT)(ask)
     app.command(rich_help_panel=TENANT)(models)

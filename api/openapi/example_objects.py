@@ -64,21 +64,6 @@ WEBHOOK: Json = {
     "url": "https://hooks.example.com/budgets",
     "created_at": CREATED_AT,
 }
-KEY: Json = {
-    "id": "key_01hzx",
-    "object": "key",
-    "tenant_id": "ten_01hzx",
-    "name": "production",
-    "redacted": "gw_01hzx_…",
-    "scopes": ["inference", "usage"],
-    "adapters": ["support"],
-    "allowed_ips": ["192.0.2.0/24"],
-    "created_at": CREATED_AT,
-    "expires_at": None,
-    "revoked_at": None,
-    "last_used_at": None,
-    "replaced_by": None,
-}
 QUOTA: Json = {
     "requests_per_minute": 60,
     "tokens_per_minute": None,

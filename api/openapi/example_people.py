@@ -1,7 +1,27 @@
-"""Holds the examples of people and their tokens for the OpenAPI document."""
+"""Holds the examples of keys, of people and of their tokens for the OpenAPI document."""
 
 from graftwork.api.openapi.example_objects import CREATED_AT, Json, list_of
 
+KEY_REQUEST: Json = {
+    "name": "production",
+    "scopes": ["inference", "usage"],
+    "adapters": ["support"],
+    "allowed_ips": ["192.0.2.0/24", "2001:db8::/32"],
+    "expires_at": "2030-01-01T00:00:00Z",
+}
+KEY: Json = {
+    **KEY_REQUEST,
+    "id": "key_01hzx",
+    "object": "key",
+    "tenant_id": "ten_01hzx",
+    "redacted": "gw_01hzx_…",
+    "created_at": CREATED_AT,
+    "expires_at": 1893456000.0,
+    "revoked_at": None,
+    "last_used_at": None,
+    "replaced_by": None,
+    "person_id": None,
+}
 PERSON: Json = {
     "id": "per_01hzx",
     "object": "person",
@@ -24,8 +44,8 @@ _MEMBER: Json = {
     "signed_in_at": float(CREATED_AT),
 }
 PEOPLE_REQUESTS: dict[str, Json] = {
-    "create_own_key": {"name": "ci", "scopes": ["inference", "read"]},
-    "rotate_own_key": {"overlap_s": 86400},
+    "create_own_key": KEY_REQUEST,
+    "rotate_own_key": {"overlap_s": 86400, "expires_at": 1893456000},
     "add_person": {"subject": "00u1abcd", "email": "ada@example.com"},
     "grant_role": {"role": "tenant-admin:ten_01hzx"},
     "exchange_id_token": {"tenant": "acme"},

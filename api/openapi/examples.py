@@ -14,7 +14,6 @@ from graftwork.api.openapi.example_objects import (
     DIGEST,
     HEAD,
     INPUT_ITEM,
-    KEY,
     MESSAGE_ITEM,
     MODEL,
     MODES,
@@ -36,7 +35,7 @@ from graftwork.api.openapi.example_objects import (
     Json,
     list_of,
 )
-from graftwork.api.openapi.example_people import PEOPLE_ANSWERS, PEOPLE_REQUESTS
+from graftwork.api.openapi.example_people import KEY, KEY_REQUEST, PEOPLE_ANSWERS, PEOPLE_REQUESTS
 
 REQUESTS: dict[str, Json] = (
     BATCH_REQUESTS
@@ -67,12 +66,7 @@ REQUESTS: dict[str, Json] = (
         "send_tool_outputs": {"outputs": [{"call_id": "call_01hzx", "output": "sunny"}]},
         "create_tenant": {"name": "Acme"},
         "update_tenant": {"weight": 2.0},
-        "create_key": {
-            "name": "production",
-            "scopes": ["inference"],
-            "adapters": ["support"],
-            "allowed_ips": ["192.0.2.0/24", "2001:db8::/32"],
-        },
+        "create_key": KEY_REQUEST,
         "rotate_key": {"overlap_s": 86400},
         "switch_trace_on": {"token_ids": False},
         "set_modes": {"max_output_tokens": 256, "refuse_flex": True},

@@ -37,7 +37,12 @@ def unix_seconds(value: object) -> object:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-Time = Annotated[float, Field(ge=0, le=1e12), BeforeValidator(unix_seconds)]
+_UnixSeconds = Annotated[float, Field(ge=0, le=1e12)]
+_Iso8601 = Annotated[
+    str, Field(description="ISO 8601 text. Without a time zone it means UTC.", examples=["2030-01-01T00:00:00Z"])
+]
+Time = Annotated[_UnixSeconds, BeforeValidator(unix_seconds), DocumentedAs(_UnixSeconds | _Iso8601)]
+"""A time as Unix seconds or ISO 8601 text. A body has it as Unix seconds."""
 
 
 class TenantBody(NativeBody):
@@ -86,7 +91,9 @@ class RotationBody(NativeBody):
     overlap_s: Annotated[float, Field(ge=0, le=MAX_OVERLAP_S)] = 0.0
     """The seconds for which the old key stays valid. The default is none."""
     expires_at: Time | None = None
-    """The time after which the server refuses the new key. The default is that of the old key."""
+    """The time after which the server refuses the new key: unix seconds, or ISO 8601 text. The default is that of the
+    old key.
+    """
 
 
 class ModesBody(NativeBody):
@@ -201,6 +208,7 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
         revoked_at=key.revoked_at,
         last_used_at=key.last_used_at,
         replaced_by=key.replaced_by,
+        person_id=key.person_id,
         key=plaintext,
     )
 

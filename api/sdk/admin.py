@@ -1,6 +1,6 @@
-"""Defines `client.admin`, which manages tenants and keys, and reads usage, audit entries and replicas.
+"""Defines `client.admin`, which manages tenants, and reads usage, audit entries and replicas.
 
-Organisations, limits and webhooks are in `limits.py`, people in `people.py`.
+Keys are in `keys.py`, organisations, limits and webhooks in `limits.py`, people in `people.py`.
 
 Every call sends the admin key.
 """
@@ -10,6 +10,7 @@ from typing import Any, Unpack, overload
 
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.data_rights import TenantExports, TenantRetentions
+from graftwork.api.sdk.keys import TenantKeys
 from graftwork.api.sdk.limits import Organisations, Quotas, Webhooks, tenant_path
 from graftwork.api.sdk.overview import ServerOverviewQuery, follow_overview
 from graftwork.api.sdk.people import People
@@ -18,7 +19,7 @@ from graftwork.api.sdk.transport.operation import R, Resource, operation, path_s
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.api.sdk.transport.streams import AsyncStream, Stream
 from graftwork.platform.answers import admin as answers
-from graftwork.platform.answers.admin import AuditEntry, Replica, Tenant, TenantErasure, TenantKey
+from graftwork.platform.answers.admin import AuditEntry, Replica, Tenant, TenantErasure
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline, TraceSwitch
@@ -86,58 +87,6 @@ class Tenants(Resource[R]):
     def erasure(self, tenant_id: str) -> Steps[TenantErasure]:
         """Reads how far the erasure of a deleted tenant is. The field `status` is `done` when nothing is left."""
         return (yield from self._read(TenantErasure, Call("GET", f"{tenant_path(tenant_id)}/erasure", admin=True)))
-
-
-class Keys(Resource[R]):
-    """Creates, lists, rotates and revokes the API keys of a tenant. Sends requests to `/v1/admin/tenants/{id}/keys`."""
-
-    @operation
-    def create(
-        self,
-        tenant_id: str,
-        *,
-        name: str,
-        scopes: tuple[str, ...] | None = None,
-        adapters: tuple[str, ...] | None = None,
-        allowed_ips: tuple[str, ...] | None = None,
-        expires_at: Moment | None = None,
-    ) -> Steps[TenantKey]:
-        """Creates an API key of a tenant. Only this answer has the secret text of the key, in the field `key`.
-
-        A key allows all scopes, adapters and addresses, unless `scopes`, `adapters` (names of models) or `allowed_ips`
-        (networks such as `192.0.2.0/24`) say which.
-        """
-        body = {"name": name} | _given(
-            scopes=list(scopes) if scopes else None,
-            adapters=None if adapters is None else list(adapters),
-            allowed_ips=None if allowed_ips is None else list(allowed_ips),
-            expires_at=expires_at,
-        )
-        call = Call("POST", f"{tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
-        return (yield from self._read(TenantKey, call))
-
-    @operation
-    def list(self, tenant_id: str) -> Steps[Page[TenantKey]]:
-        return (yield from self._page(TenantKey, Call("GET", f"{tenant_path(tenant_id)}/keys", admin=True)))
-
-    @operation
-    def rotate(
-        self, tenant_id: str, key_id: str, *, overlap_s: float | None = None, expires_at: Moment | None = None
-    ) -> Steps[TenantKey]:
-        """Creates an API key that allows the same as an old one. Only this answer has the secret of the new key.
-
-        The old key ends after `overlap_s` seconds, by default at once. The new key ends at `expires_at`, by default
-        when the old key would have ended.
-        """
-        path = f"{tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
-        body = _given(overlap_s=overlap_s, expires_at=expires_at)
-        return (yield from self._read(TenantKey, Call("POST", path, json=body, admin=True, creates=True)))
-
-    @operation
-    def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Revokes an API key. The key never works again, but the list of keys still shows it."""
-        path = f"{tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
-        return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
 
 class Modes(Resource[R]):
@@ -215,8 +164,8 @@ class Admin(Resource[R]):
         return Tenants(self._runtime)
 
     @property
-    def keys(self) -> Keys[R]:
-        return Keys(self._runtime)
+    def keys(self) -> TenantKeys[R]:
+        return TenantKeys(self._runtime)
 
     @property
     def quotas(self) -> Quotas[R]:

@@ -24,6 +24,7 @@ from graftwork.api.sdk.batches import Batches, Files
 from graftwork.api.sdk.chat import Chat, Models
 from graftwork.api.sdk.data_rights import Exports, OwnRetention
 from graftwork.api.sdk.embeddings import Embeddings
+from graftwork.api.sdk.keys import Members, OwnKeys
 from graftwork.api.sdk.login.login import Logins
 from graftwork.api.sdk.overview import OwnOverview
 from graftwork.api.sdk.people import Auth
@@ -56,6 +57,8 @@ class ApiClient(Generic[R]):
         self.quota: OwnQuota[R] = OwnQuota(runtime)
         self.overview: OwnOverview[R] = OwnOverview(runtime)
         self.timelines: Timelines[R] = Timelines(runtime)
+        self.keys: OwnKeys[R] = OwnKeys(runtime)
+        self.members: Members[R] = Members(runtime)
         self.auth: Auth[R] = Auth(runtime)
         self.admin: Admin[R] = Admin(runtime)
 

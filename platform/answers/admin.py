@@ -91,6 +91,8 @@ class TenantKey(Answer):
     """The time of the last use, in unix seconds. The real last use may be up to one minute later."""
     replaced_by: str | None
     """The id of the key that a rotation has made instead of this one. This one ends at `expires_at`."""
+    person_id: str | None
+    """The person who acts with this key, which ends with the person's role. Null for a key that programs send."""
     key: str | None = absent()
 
 

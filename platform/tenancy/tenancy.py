@@ -370,7 +370,9 @@ async def _hold_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId) -
 def _refuse_seat(key: ApiKey) -> None:
     """Raises Conflict for the key with which a person acts: the person's roles decide when it ends."""
     if key.person_id is not None:
-        message = f"This key is that of the person {key.person_id!r}; revoke the role: graftwork people revoke."
+        message = (
+            f"This key is that of the person {key.person_id!r} and ends with the role, which an operator takes back."
+        )
         raise Conflict(message, code="key_of_person")
 
 

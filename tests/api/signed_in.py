@@ -47,6 +47,17 @@ async def sign_in_person(gateway: Gateway, client: httpx.AsyncClient, *roles: st
     return person
 
 
+async def token_of_person(gateway: Gateway, tenant_id: TenantId, role: str = "tenant-admin") -> str:
+    """The token with which the command line of a new person with this role acts in the tenant."""
+    people = gateway.resources.people
+    identity = Identity("https://login.test", secrets.token_hex(8))
+    person = await people.people.add(identity.issuer, identity.subject, None)
+    await people.people.grant(person.id, parse_grant(f"{role}:{tenant_id}"))
+    signed_in = await people.sign_ins.exchange(identity, secrets.token_hex(8), tenant_id, 86_400.0)
+    assert signed_in.tenant is not None
+    return signed_in.tenant.text
+
+
 async def send_as(gateway: Gateway, tenant: TestTenant, sender: str) -> None:
     """Makes the tenant's client send as one of `SENDERS`."""
     if sender == "cookie":

@@ -1,25 +1,38 @@
-"""Defines `graftwork keys`, which creates, lists, rotates and revokes the API keys of tenants."""
+"""Defines `graftwork keys`, which creates, lists, rotates and revokes API keys.
+
+Without a tenant's name these are the keys of the tenant in which a tenant-admin has signed in; with one, an operator's.
+"""
 
 import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.admin.tenants import TenantArgument
-from graftwork.api.cli.console.connect import connect, tenant_id_of
-from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_json, show_table
+from graftwork.api.cli.console.connect import connect, connect_in_own_tenant, tenant_id_of
+from graftwork.api.cli.console.flags import sent_moment
+from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, note_more, show_json, show_table
 
 if TYPE_CHECKING:
+    from graftwork.api.sdk.client import Graftwork
+    from graftwork.api.sdk.keys import KeyRules
     from graftwork.platform.answers.admin import TenantKey
 
-app = typer.Typer(no_args_is_help=True, help="API keys of a tenant. Needs GRAFTWORK_ADMIN_KEY.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="API keys: of your own tenant, if you have signed in as its tenant-admin; of any, with GRAFTWORK_ADMIN_KEY.",
+)
 
+_WHOSE = "The tenant's id or name, for an operator (default: your own tenant)."
+KeyTenant = Annotated[str | None, typer.Argument(metavar="TENANT", help=_WHOSE, show_default=False)]
+LeadingTenant = Annotated[list[str] | None, typer.Argument(metavar="TENANT", help=_WHOSE, show_default=False)]
+"""A `KeyTenant` before another argument: the parser lets only a list be empty there."""
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `keys list` shows it.")]
 
 
 @app.command()
 def create(
-    tenant: TenantArgument,
+    tenant: KeyTenant = None,
+    *,
     name: Annotated[str, typer.Option(help="What to call the key.")],
     scope: Annotated[list[str] | None, typer.Option(help="Allow only this; may be given again (default: all).")] = None,
     adapter: Annotated[
@@ -35,28 +48,36 @@ def create(
 ) -> None:
     """Make a key. Its secret is shown only this once.
 
-    Example: graftwork keys create acme --name laptop --scope read --allow-ip 192.0.2.0/24 --expires-at 2030-01-01
+    Example: graftwork keys create --name laptop --scope read --allow-ip 192.0.2.0/24 --expires-at 2030-01-01
+
+    Example: graftwork keys create acme --name laptop
     """
-    with connect() as client:
-        key = client.admin.keys.create(
-            tenant_id_of(client, tenant),
-            name=name,
-            scopes=tuple(scope) if scope else None,
-            adapters=tuple(adapter) if adapter else None,
-            allowed_ips=tuple(allow_ip) if allow_ip else None,
-            expires_at=expires_at,
-        )
+    rules: KeyRules = {
+        "scopes": tuple(scope) if scope else None,
+        "adapters": tuple(adapter) if adapter else None,
+        "allowed_ips": tuple(allow_ip) if allow_ip else None,
+        "expires_at": sent_moment(expires_at),
+    }
+    with _connect(tenant) as client:
+        if tenant is None:
+            key = client.keys.create(name=name, **rules)
+        else:
+            key = client.admin.keys.create(tenant_id_of(client, tenant), name=name, **rules)
     _show_secret(key, as_json)
 
 
 @app.command(name="list")
-def list_keys(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
-    """List a tenant's keys, without their secrets.
+def list_keys(tenant: KeyTenant = None, as_json: JsonFlag = False) -> None:
+    """List the keys without their secrets, the newest first: 100 at most.
 
-    Example: graftwork keys list acme
+    Example: graftwork keys list
     """
-    with connect() as client:
-        keys = client.admin.keys.list(tenant_id_of(client, tenant))
+    with _connect(tenant) as client:
+        if tenant is None:
+            keys = client.keys.list(limit=100)
+        else:
+            keys = client.admin.keys.list(tenant_id_of(client, tenant), limit=100)
+    note_more(keys)
     if as_json:
         return show_json(keys.raw)
     rows = [
@@ -73,12 +94,13 @@ def list_keys(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
         for key in keys
     ]
     columns = ("id", "name", "scopes", "models", "addresses", "last used", "expires", "revoked")
-    return show_table(columns, rows, f"No keys yet: graftwork keys create {tenant} --name NAME")
+    return show_table(columns, rows, "No keys yet: see graftwork keys create --help")
 
 
 @app.command()
 def rotate(
-    tenant: TenantArgument,
+    tenants: LeadingTenant = None,
+    *,
     key: KeyArgument,
     overlap: Annotated[
         str, typer.Option(help="How long the old key stays valid: 90s, 30m, 24h or 7d.", metavar="TIME")
@@ -91,26 +113,48 @@ def rotate(
 ) -> None:
     """Make a new key that allows the same as an old one, which ends. The secret is shown only this once.
 
-    Example: graftwork keys rotate acme key_01h… --overlap 24h --yes
+    Example: graftwork keys rotate key_01h… --overlap 24h --yes
     """
-    overlap_s = _seconds(overlap)
+    tenant = _one(tenants)
+    overlap_s, ends_at = _seconds(overlap), sent_moment(expires_at)
     ends = f"in {overlap}" if overlap_s else "at once, with the requests that it has started"
     confirm(f"Make a new key for {key}, which ends {ends}?", yes)
-    with connect() as client:
-        new = client.admin.keys.rotate(tenant_id_of(client, tenant), key, overlap_s=overlap_s, expires_at=expires_at)
+    with _connect(tenant) as client:
+        if tenant is None:
+            new = client.keys.rotate(key, overlap_s=overlap_s, expires_at=ends_at)
+        else:
+            owner = tenant_id_of(client, tenant)
+            new = client.admin.keys.rotate(owner, key, overlap_s=overlap_s, expires_at=ends_at)
     _show_secret(new, as_json)
 
 
 @app.command()
-def revoke(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+def revoke(tenants: LeadingTenant = None, *, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
     """Revoke a key. The key never works again.
 
-    Example: graftwork keys revoke acme key_01h… --yes
+    Example: graftwork keys revoke key_01h… --yes
     """
+    tenant = _one(tenants)
     confirm(f"Revoke {key} for good?", yes)
-    with connect() as client:
-        revoked = client.admin.keys.revoke(tenant_id_of(client, tenant), key)
+    with _connect(tenant) as client:
+        if tenant is None:
+            revoked = client.keys.revoke(key)
+        else:
+            revoked = client.admin.keys.revoke(tenant_id_of(client, tenant), key)
     return show_json(revoked.raw) if as_json else typer.echo(f"Revoked {key}.")
+
+
+def _one(tenants: list[str] | None) -> str | None:
+    """Returns the tenant that was named before a key, or None. Raises BadParameter for several."""
+    if tenants and len(tenants) > 1:
+        raise typer.BadParameter(f"one tenant and one key, not {len(tenants) + 1} names.", param_hint="[TENANT] KEY")
+    return tenants[0] if tenants else None
+
+
+def _connect(tenant: str | None) -> "Graftwork":
+    if tenant is not None:
+        return connect()
+    return connect_in_own_tenant("An operator names the tenant, as in `graftwork keys list acme`.")
 
 
 def _show_secret(key: "TenantKey", as_json: bool) -> None:

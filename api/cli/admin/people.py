@@ -1,11 +1,23 @@
-"""Defines `graftwork people`, which manages people, their roles, and whether they may sign in."""
+"""Defines `graftwork people`, which manages people, their roles, and whether they may sign in, and `graftwork members`,
+which lists the people of the tenant in which a tenant-admin has signed in.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.console.connect import connect, tenant_id_of
-from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table
+from graftwork.api.cli.console.connect import connect, connect_in_own_tenant, tenant_id_of
+from graftwork.api.cli.console.output import (
+    JsonFlag,
+    YesFlag,
+    confirm,
+    moment,
+    note_more,
+    show_facts,
+    show_json,
+    show_table,
+    terminal_text,
+)
 from graftwork.api.sdk.transport.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -133,6 +145,23 @@ def delete(person: PersonArgument, yes: YesFlag = False, as_json: JsonFlag = Fal
     with connect() as client:
         deleted = client.admin.people.delete(_person_id(client, person))
     return show_json(deleted.raw) if as_json else typer.echo(f"Deleted {deleted.id}.")
+
+
+def members(as_json: JsonFlag = False) -> None:
+    """List the people who have a role in your tenant, as its tenant-admin: the newest first, 100 at most.
+
+    Example: graftwork members
+    """
+    with connect_in_own_tenant("An operator has `graftwork people list`.") as client:
+        people = client.members.list(limit=100)
+    note_more(people)
+    if as_json:
+        return show_json(people.raw)
+    rows = [
+        (person.id, terminal_text(person.name), person.role, person.status, moment(person.signed_in_at))
+        for person in people
+    ]
+    return show_table(("id", "who", "role", "status", "last sign-in"), rows, "Nobody has a role in this tenant.")
 
 
 def _person_id(client: "Graftwork", text: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.api.cli.console.connect import connect, tenant_id_of
+from graftwork.api.cli.console.flags import sent_moment
 from graftwork.api.cli.console.output import JsonFlag, moment, show_json, show_table
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def set_prices(
     given = _parsed(rates)
     with connect() as client:
         tenant_id = None if tenant is None else tenant_id_of(client, tenant)
-        found = client.admin.prices.set(currency, given, tenant_id=tenant_id, service_tier=tier, valid_from=valid_from)
+        found = client.admin.prices.set(
+            currency, given, tenant_id=tenant_id, service_tier=tier, valid_from=sent_moment(valid_from)
+        )
     if as_json:
         return show_json(found.raw)
     return _show([found])

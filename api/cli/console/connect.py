@@ -1,5 +1,6 @@
 """Connects the commands to the server, and finds tenants by id or name."""
 
+import os
 from typing import TYPE_CHECKING
 
 from graftwork.api.sdk.transport.errors import ConfigurationError
@@ -18,6 +19,22 @@ def connect(max_retries: int = 0) -> "Graftwork":
     from graftwork.api.sdk.client import Graftwork
 
     return Graftwork(max_retries=max_retries)
+
+
+def connect_in_own_tenant(otherwise: str = "") -> "Graftwork":
+    """Returns a client for what only a person who has signed in may do, in the tenant in which the person acts.
+
+    Raises ConfigurationError if nobody has signed in; `otherwise` is a sentence that says what else can be done.
+    A value of GRAFTWORK_API_KEY is sent all the same: it may be a person's token.
+    """
+    from graftwork.api.sdk.client import base_url_of
+    from graftwork.api.sdk.login.login_file import LoginFile
+
+    url = base_url_of(None)
+    if not os.environ.get("GRAFTWORK_API_KEY") and LoginFile().find(url) is None:
+        message = f"Nobody has signed in at {url}: run `graftwork login` as a tenant-admin. {otherwise}"
+        raise ConfigurationError(message.strip())
+    return connect()
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:

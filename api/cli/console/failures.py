@@ -5,6 +5,7 @@ Never hides a bug: an unexpected exception still prints its traceback.
 """
 
 import logging
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -70,6 +71,8 @@ def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) ->
             return f"{message}: start one with `graftwork serve --demo`, or set GRAFTWORK_URL."
         case sdk_errors.AuthenticationError():
             return f"{message} (Keys are read from GRAFTWORK_API_KEY, and from GRAFTWORK_ADMIN_KEY by admin commands.)"
+        case sdk_errors.PermissionDeniedError(code="not_tenant_admin") if os.environ.get("GRAFTWORK_API_KEY"):
+            return f"{message} (GRAFTWORK_API_KEY, or api_key in graftwork.toml, goes before a sign-in: take it out.)"
         case sdk_errors.ServerError(request_id=str(request_id)):
             return f"{message} (The server's log has more under {request_id}.)"
     return message

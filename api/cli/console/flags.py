@@ -1,8 +1,10 @@
-"""Defines the flags that the server commands share. Each flag overrides the GRAFTWORK_ variable with the same name.
+"""Defines the flags that the server commands share, each of which overrides the GRAFTWORK_ variable with the same name,
+and reads values of flags.
 
 Never defines a default: a missing flag is None, and the settings supply the value.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -205,6 +207,16 @@ Advertise = Annotated[
     str | None,
     typer.Option(metavar="TARGET", help="Where gateways reach the engine (default: where it listens)."),
 ]
+
+
+def sent_moment(text: str | None) -> float | str | None:
+    """Returns a time as the body of a request has it: Unix seconds as a number, and other text unchanged.
+
+    Nine digits and more are seconds, as of 1973. Eight are a day in ISO 8601, such as 20300131.
+    """
+    if text is not None and re.fullmatch(r"[0-9]{9,}(\.[0-9]+)?", text):
+        return float(text)
+    return text
 
 
 def given(value: object) -> object:

@@ -8,9 +8,12 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from graftwork.platform.answers.base import Page
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
@@ -37,6 +40,12 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: 
             for text, width, right in zip(row, widths, numeric, strict=True)
         ]
         typer.echo("  ".join(padded).rstrip())
+
+
+def note_more(page: "Page[Any]") -> None:
+    """Tells on standard error if a list has more entries than the page that a command shows."""
+    if page.has_more:
+        typer.echo(f"Only the newest {len(page)} are shown.", err=True)
 
 
 def show_facts(facts: Sequence[tuple[str, object]]) -> None:

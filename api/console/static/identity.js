@@ -14,6 +14,11 @@ export const identity = {
   get isAdmin() { return this.current?.role === "admin"; },
   /** Whether an operator may change anything. The role `operator-readonly` only reads, and the server refuses the rest. */
   get mayChange() { return this.current?.may_change ?? false; },
+  /** Whether this is a person with the role tenant-admin in the tenant in which they act. No key may do what they may. */
+  get managesTenant() {
+    const { person, tenant, tenants } = this.current ?? {};
+    return Boolean(person && tenant) && tenants.some((one) => one.id === tenant.id && one.role === "tenant-admin");
+  },
   can(scope) { return this.current?.tenant?.scopes.includes(scope) ?? false; },
 };
 

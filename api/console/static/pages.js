@@ -7,6 +7,7 @@ import { showInvoice, showInvoices, showMonths } from "./pages/billing/invoices.
 import { showPrices } from "./pages/billing/prices.js";
 import { showAudit, showModes } from "./pages/operator.js";
 import { showFleetAdapters, showFleetSessions } from "./pages/fleet_lists.js";
+import { showKeys } from "./pages/keys/page.js";
 import { showOverview } from "./pages/overview.js";
 import { showPeople } from "./pages/people/list.js";
 import { showPerson } from "./pages/people/person.js";
@@ -24,13 +25,14 @@ const ADMIN = [
   ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["invoices", "Invoices", "invoices", "i"], ["prices", "Prices", "prices", "c"], ["audit", "Audit", "audit", "l"], ["modes", "Degraded modes", "modes", "m"]]],
 ];
 const TENANT = [
-  ["", [["", "Overview", "overview", "o"], ["playground", "Playground", "playground", "p"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"]]],
+  ["", [["", "Overview", "overview", "o"], ["playground", "Playground", "playground", "p"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"], ["keys", "Keys", "keys", "k"]]],
   ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["invoices", "Invoices", "invoices", "i"], ["prices", "Prices", "prices", "c"]]],
 ];
 
 export function sectionsFor(identity) {
   if (identity.isAdmin) return ADMIN;
-  const wanted = ([path]) => path !== "playground" || identity.can("inference");
+  const needs = { playground: identity.can("inference"), keys: identity.managesTenant };
+  const wanted = ([path]) => needs[path] ?? true;
   return TENANT.map(([heading, entries]) => [heading, entries.filter(wanted)]);
 }
 
@@ -64,6 +66,7 @@ export function routesFor(identity) {
     { pattern: /^invoices\/([^/]+)$/, title: "Invoice", show: showInvoice },
     { pattern: /^sessions$/, title: "Sessions", show: showSessions },
     { pattern: /^sessions\/([^/]+)$/, title: "Session", show: showSession },
+    ...identity.managesTenant ? [{ pattern: /^keys$/, title: "Keys and members", show: showKeys }] : [],
   ];
   return [...shared, ...own];
 }

@@ -14,7 +14,7 @@ COMMANDS = """serve|gateway|engine|probe|demo|doctor|completion|top|ask|models|f
 bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|model check|usage|usage export|usage check|trace|audit|
 db upgrade|db downgrade|db current|db export-usage|db erasures list|db erasures apply|db master-key create|db master-key rotate|db master-key rewrap|db encrypt|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|tenants export|tenants retention|
-keys create|keys list|keys rotate|keys revoke|login|logout|whoami|people list|people show|people add|people grant|
+keys create|keys list|keys rotate|keys revoke|login|logout|whoami|members|people list|people show|people add|people grant|
 people revoke|people suspend|people resume|people delete|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
 replicas drain|adapters push|adapters uploads list|adapters uploads cancel|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
 adapters rollouts start|adapters rollouts list|adapters rollouts show|adapters rollouts cancel|adapters verify|
@@ -105,7 +105,18 @@ DATA = [
     for name in COMMANDS
     if name.split()[0] in ("tenants", "keys", "quotas", "people", "prices", "adapters", "audit")
 ]
-DATA += ["usage", "plan", "sessions list", "sessions show", "sessions close", "db current", "demo", "login", "whoami"]
+DATA += [
+    "usage",
+    "plan",
+    "sessions list",
+    "sessions show",
+    "sessions close",
+    "db current",
+    "demo",
+    "login",
+    "whoami",
+    "members",
+]
 
 
 @pytest.mark.parametrize("command", DATA)

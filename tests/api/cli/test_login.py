@@ -2,8 +2,7 @@
 
 import json
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,51 +10,10 @@ import pytest
 from graftwork import AsyncGraftwork, Graftwork
 from graftwork.api.sdk.login.login import Logins
 from graftwork.api.sdk.login.login_file import LoginFile
-from graftwork.platform.clock import SystemClock
 from tests.api.cli.conftest import Graftwork as Command
-from tests.api.cli.live_gateway import LiveGateway, listening_gateway
-from tests.api.in_process_gateway import ADMIN_KEY, write_model_folder
-from tests.identity_provider import CLI, CONSOLE, IdentityProvider, listening_provider
-
-
-@dataclass(frozen=True)
-class Place:
-    """A gateway that listens, with its provider."""
-
-    live: LiveGateway
-    provider: IdentityProvider
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[Place]:
-    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
-    with listening_provider(SystemClock().now) as provider:
-        provider.interval_s = 0.001
-        settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CONSOLE, "oidc_cli_client_id": CLI}
-        with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template, **settings) as live:
-            yield Place(live, provider)
-
-
-@pytest.fixture
-def own(place: Place, graftwork: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command line of somebody without a key, with an own folder of settings."""
-    monkeypatch.setenv("GRAFTWORK_URL", place.live.url)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return graftwork
-
-
-@pytest.fixture
-def operate(own: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The same with the admin key."""
-
-    def run(*arguments: str, input: str | None = None) -> object:
-        with monkeypatch.context() as patched:
-            patched.setenv("GRAFTWORK_ADMIN_KEY", ADMIN_KEY)
-            result = own(*arguments, input=input)
-        assert result.exit_code == 0, result.output
-        return result
-
-    return run  # type: ignore[return-value]
+from tests.api.cli.conftest import Place
+from tests.api.cli.live_gateway import LiveGateway
+from tests.api.in_process_gateway import ADMIN_KEY
 
 
 def test_from_a_sign_in_to_a_sign_out(place: Place, own: Command, operate: Command, tmp_path: Path) -> None:

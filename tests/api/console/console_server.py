@@ -1,6 +1,7 @@
 """A gateway on a real port, in a thread of its own, whose models follow a script: what the console's tests look at."""
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.fleet.members import StaticMembers
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.objectives import parse_objectives
+from graftwork.platform.people.person import Identity
+from graftwork.platform.people.roles import parse_grant
 from graftwork.platform.settings.settings import Settings
 from tests.api.console.console_model import CONTEXT_TOKENS, ConsoleModel
 from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, write_model_folder
@@ -60,6 +63,15 @@ class ConsoleServer:
         tenant = self.run(tenancy.create_tenant(name, weight=weight))
         key, plaintext = self.run(tenancy.create_key(tenant.id, "first"))
         return ConsoleTenant(tenant.id, name, plaintext, key.id, self.client(plaintext))
+
+    def ticket(self, name: str, *roles: str) -> str:
+        """What the console's cookie holds for a new person with these roles, whose e-mail address is `name`."""
+        people = self.resources.people
+        identity = Identity("https://login.test", secrets.token_hex(8), name)
+        person = self.run(people.people.add(identity.issuer, identity.subject, name))
+        for role in roles:
+            self.run(people.people.grant(person.id, parse_grant(role)))
+        return self.run(people.sign_ins.open_console(identity, secrets.token_hex(8), 3600.0)).text
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,12 @@ def take_operators(browser: Browser, server: ConsoleServer, lively: Lively, came
 
 
 def take_tenants(browser: Browser, server: ConsoleServer, lively: Lively, camera: Camera) -> None:
-    """What a tenant sees: its adapter, its session, a request's life, the playground."""
+    """What a tenant sees: its keys and members, its adapter, its session, a request's life, the playground."""
+    server.ticket("grace@example.com", f"tenant-member:{lively.shown.id}")
+    ticket = server.ticket("ada@example.com", f"tenant-admin:{lively.shown.id}")
+    browser.sign_in_person(server.url, ticket, "keys")
+    browser.with_text("tbody tr", "first")
+    camera.shoot("console-keys")
     browser.sign_in(server.url, lively.shown.key, "adapters/name/support")
     browser.with_text("tbody tr", "canary")
     camera.shoot("console-adapter")

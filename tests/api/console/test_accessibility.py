@@ -27,6 +27,7 @@ EXAMPLES = {
         r"^adapters\/name\/([^/]+)$": "adapters/name/pirate",
         r"^sessions\/([^/]+)$": "sessions/{session}",
     },
+    "tenant-admin": {},
 }
 """An address for each route of the console that has parameters."""
 DIALOGS = {
@@ -54,6 +55,7 @@ DIALOGS = {
         ("adapters/name/pirate", "Change defaults"),
         ("sessions", "New session"),
     ),
+    "tenant-admin": (("keys", "New key"), ("keys", "Rotate first"), ("keys", "Revoke first")),
 }
 SIZES = pytest.mark.parametrize(
     ("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["light", "dark", "phone"]
@@ -79,14 +81,23 @@ def faults(browser: Browser, axe: str) -> list[str]:
 
 
 def pages_of(browser: Browser, role: str) -> list[str]:
-    """An address of every page that the console has for a role, read from the console's own list of routes."""
+    """An address of every page that the console has for a role, read from the console's own list of routes.
+
+    Of the pages of a `tenant-admin`, who has signed in, only those that no key has.
+    """
     routes, entries = browser.run(
         """
         const start = document.querySelector("script[type=module]").src;
         const { routesFor, sectionsFor } = await import(new URL("pages.js", start).href);
-        const who = { isAdmin: arguments[0] === "admin", can: () => true };
-        const entries = sectionsFor(who).flatMap(([, found]) => found.map(([path]) => path));
-        return [routesFor(who).map((route) => route.pattern.source), entries];
+        const seen = (who) => [
+          routesFor(who).map((route) => route.pattern.source),
+          sectionsFor(who).flatMap(([, found]) => found.map(([path]) => path)),
+        ];
+        const can = () => true;
+        const ofKey = seen({ isAdmin: arguments[0] === "admin", managesTenant: false, can });
+        if (arguments[0] !== "tenant-admin") return ofKey;
+        const ofPerson = seen({ isAdmin: false, managesTenant: true, can });
+        return ofPerson.map((all, which) => all.filter((one) => !ofKey[which].includes(one)));
         """,
         role,
     )
@@ -121,8 +132,12 @@ def places(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
     return {"tenant": tenant.id, "session": session, "request": request, "month": month, "person": person.id}
 
 
-def keys_of(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
-    return {"admin": server.admin_key, "tenant": tenant.key}
+def sign_in_as(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant, role: str) -> None:
+    """Signs in as one of the roles of `EXAMPLES`, and opens a page that all of them have."""
+    if role == "tenant-admin":
+        ticket = server.ticket(f"admin-{tenant.id}@example.com", f"tenant-admin:{tenant.id}")
+        return browser.sign_in_person(server.url, ticket, "usage")
+    return browser.sign_in(server.url, server.admin_key if role == "admin" else tenant.key, "usage")
 
 
 @SIZES
@@ -135,13 +150,13 @@ def test_no_serious_fault(
     width: int,
     dark: bool,
 ) -> None:
-    """No page of either kind of key has a serious fault or is wider than a phone, whatever pages the console has."""
+    """No page of either kind of key, nor of a tenant-admin, has a serious fault or is wider than a phone, whatever pages the console has."""
     browser.resize(width, 860, dark)
     browser.open(f"{server.url}/console")
     browser.find("dialog")
     found = {"sign-in": faults(browser, axe)}
-    for role, key in keys_of(server, tenant).items():
-        browser.sign_in(server.url, key, "usage")
+    for role in EXAMPLES:
+        sign_in_as(browser, server, tenant, role)
         for page in pages_of(browser, role):
             path = page.format(**places)
             browser.driver.execute_script(
@@ -168,8 +183,8 @@ def test_no_serious_fault_in_dialogs(
     """No dialog has a serious fault, each fits on a phone, and Escape closes it."""
     browser.resize(width, 860, dark)
     found = {}
-    for role, key in keys_of(server, tenant).items():
-        browser.sign_in(server.url, key, "usage")
+    for role in EXAMPLES:
+        sign_in_as(browser, server, tenant, role)
         for page, button in DIALOGS[role]:
             if button == "Keyboard shortcuts" and width < 820:
                 continue

@@ -95,6 +95,30 @@ def test_examples_fit_their_schemas() -> None:
         assert operation["description"], (path, method)
 
 
+TIMES: dict[Any, float | None] = {
+    1893456000.5: 1893456000.5,
+    "2030-01-01": 1893456000,
+    "20300101T12": 1893499200,
+    "2030-W01-2": 1893456000,
+    "2030-01-01T00:00:00.5+05:30": 1893436200.5,
+    -1: None,
+    1e13: None,
+}
+"""Times of a body with their Unix seconds; None for one that is refused."""
+
+
+@pytest.mark.parametrize("time", TIMES)
+async def test_a_time_is_seconds_or_text(time: Any, gateway: Gateway, tenant: TestTenant) -> None:
+    """The end of a key is Unix seconds or ISO 8601 text, and the document allows what the server takes, and no more."""
+    body = {"name": "ci", "expires_at": time}
+    schema = {"$ref": "#/components/schemas/KeyBody", "components": DOCUMENT["components"]}
+    answer = await gateway.admin.post(f"/v1/admin/tenants/{tenant.id}/keys", json=body)
+
+    assert answer.status_code == (201 if TIMES[time] is not None else 422)
+    assert answer.json().get("expires_at") == TIMES[time]
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) is (TIMES[time] is not None)
+
+
 def test_schemas_have_no_unknown_reference() -> None:
     """Every reference of the document leads to a component."""
     text = str(DOCUMENT)

@@ -17,18 +17,10 @@ import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.api.server.app import create_app
-from graftwork.platform.people.person import Identity
-from graftwork.platform.people.roles import parse_grant
 from graftwork.platform.settings.settings import Settings
 from tests.api.gateway_on_port import gateway_on_port
-from tests.api.in_process_gateway import (
-    ADMIN_KEY,
-    Gateway,
-    TestTenant,
-    gateway_settings,
-    open_gateway,
-    write_model_folder,
-)
+from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, open_gateway, write_model_folder
+from tests.api.signed_in import token_of_person
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -136,19 +128,9 @@ async def gateway_with_an_adapter(
         tenant = await gateway.tenant()
         await tenant.push_adapter("support")
         await gateway.anonymous.get("/openapi.json")  # builds it, which a busy machine may not do in time for a tool
-        keys = {"tenant": tenant.key, "admin": ADMIN_KEY, "person": await token_of_a_person(gateway, tenant)}
+        keys = {"tenant": tenant.key, "admin": ADMIN_KEY, "person": await token_of_person(gateway, tenant.id)}
         async with gateway_on_port(gateway) as url:
             yield url, keys
-
-
-async def token_of_a_person(gateway: Gateway, tenant: TestTenant) -> str:
-    """The token of somebody new who has signed in as a tenant-admin."""
-    people, identity = gateway.resources.people, Identity("https://login.test", "ada")
-    person = await people.people.add(identity.issuer, identity.subject, None)
-    await people.people.grant(person.id, parse_grant(f"tenant-admin:{tenant.id}"))
-    signed_in = await people.sign_ins.exchange(identity, "an ID token", None, 86_400.0)
-    assert signed_in.tenant is not None
-    return signed_in.tenant.text
 
 
 @pytest.mark.parametrize("who", SENDERS)

@@ -88,14 +88,18 @@ async def test_who_loses_the_role_loses_the_keys(gateway: Gateway, tenant: TestT
 
 
 async def test_the_keys_of_people_stay_with_their_roles(gateway: Gateway, tenant: TestTenant) -> None:
-    """The key with which a member acts is neither rotated nor revoked, and a change needs the console's token."""
+    """The key with which a member acts is listed with the person, and neither rotated nor revoked; a change needs the
+    console's token.
+    """
     ada = await person_in(gateway, tenant.id)
-    seat = (await ada.client.get("/v1/auth/whoami")).json()["key_id"]
+    me = (await ada.client.get("/v1/auth/whoami")).json()
+    seat, listed = me["key_id"], (await ada.client.get("/v1/keys")).json()["data"]
 
     refused = [await ada.client.post(f"/v1/keys/{seat}/rotate"), await ada.client.delete(f"/v1/keys/{seat}")]
     del ada.client.headers[CSRF]
     forged = await ada.client.post("/v1/keys", json={"name": "forged"})
 
+    assert {(key["name"] == "first", key["person_id"]) for key in listed} == {(True, None), (False, me["person"]["id"])}
     assert {(one.status_code, one.json()["error"]["code"]) for one in refused} == {(409, "key_of_person")}
     assert forged.status_code == 403
 

@@ -4,7 +4,7 @@ import { identity } from "../identity.js";
 
 const READS_ONLY = "Your role reads and changes nothing.";
 
-/** The buttons of acts, for an operator who may change something; else none. */
+/** The buttons of acts, for somebody who may change something; else none. Only an operator may lack that. */
 export function forChanges(...buttons) {
   return identity.mayChange ? buttons : [];
 }
