@@ -105,7 +105,7 @@ def test_a_phase_that_fails_or_hangs_is_reported(
     assert found.startswith(error)
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_dry_run_fills_every_table_but_no_figure_of_a_gpu(tmp_path: Path) -> None:
     """A dry run goes through all phases without an error, and invents no figure."""
     pytest.importorskip("triton", reason="the kernels extra is not installed")
