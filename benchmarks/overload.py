@@ -21,6 +21,7 @@ waits in the queue and then makes room for another tenant's is refused late, and
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 import tempfile
@@ -60,6 +61,7 @@ _RECOVERY_LIMIT_S = 60.0
 _IDLE_PROBES = 40
 _READ_EVERY_S = 2.0
 _REFUSED = (429, 503)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CACHES = re.compile(
     r'^graftwork_engine_memory_bytes\{memory="host",owner="(?:device_kv|host_kv)"\} (\S+)$', re.MULTILINE
 )
@@ -76,6 +78,8 @@ class Server:
     light: Target
     memory_mb: list[float] = field(default_factory=list)
     """Resident memory of all processes without the caches of KV, at each reading."""
+    gateway_mb: list[float] = field(default_factory=list)
+    """Resident memory of the gateway's process alone, at the same times."""
     descriptors: list[int] = field(default_factory=list)
 
     async def watch(self) -> None:
@@ -88,6 +92,7 @@ class Server:
                 assert use is not None, "the server has ended, or this is not Linux"
                 caches = sum(float(one) for one in _CACHES.findall(text))
                 self.memory_mb.append((use.rss_bytes - caches) / 1e6)
+                self.gateway_mb.append(_PAGE_BYTES * _resident_pages(self.process_id) / 1e6)
                 self.descriptors.append(use.descriptors)
                 await asyncio.sleep(_READ_EVERY_S)
 
@@ -160,6 +165,7 @@ async def overload(server: Server, seconds: float, factor: float) -> dict[str, A
         "from_sending_to_refusal_ms": percentiles_ms(in_engine),
         "longest_turn_ms": round(1000 * max((one.longest_turn for one in answers), default=0.0), 1),
         "memory_mb": [round(one, 1) for one in server.memory_mb],
+        "gateway_mb": [round(one, 1) for one in server.gateway_mb],
         "descriptors": server.descriptors,
     }
 
@@ -186,6 +192,10 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | int | None]:
     values = [percentile(seconds, share) for share in (0.5, 0.99, 1.0)]
     p50, p99, most = (None if value is None else round(1000 * value, 1) for value in values)
     return {"count": len(seconds), "p50": p50, "p99": p99, "max": most}
+
+
+def _resident_pages(process_id: int) -> int:
+    return int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
 
 
 def process_ids(process_id: int) -> set[int]:
@@ -247,13 +257,12 @@ def main() -> int:
     found = run(options.seconds, options.factor, options.deadline_ms, pins=not options.shared_cores)
     report = {"machine": machine, "options": {**vars(options), "json": None}, "figures": found}
     Console().print_json(
-        data={name: value for name, value in found.items() if name not in ("memory_mb", "descriptors")}
+        data={name: value for name, value in found.items() if name not in ("memory_mb", "gateway_mb", "descriptors")}
     )
-    memory, descriptors = found["memory_mb"], found["descriptors"]
+    memory, gateway, descriptors = found["memory_mb"], found["gateway_mb"], found["descriptors"]
+    for name, one in (("memory MB", memory), ("of the gateway", gateway)) if memory else ():
+        Console().print(f"{name}: {one[0]:.0f} … {one[len(one) // 2]:.0f} … {one[-1]:.0f}", highlight=False)
     if memory:
-        Console().print(
-            f"memory MB: {memory[0]:.0f} … {memory[len(memory) // 2]:.0f} … {memory[-1]:.0f}", highlight=False
-        )
         Console().print(f"descriptors: {descriptors[0]}, most {max(descriptors)}, {descriptors[-1]}", highlight=False)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -14,6 +14,7 @@ whole context. Draft tokens are counted only in a copy, which a step makes.
 
 import hashlib
 import struct
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,14 +47,15 @@ def child_key(parent: PageKey, token_ids: Sequence[int]) -> PageKey:
     Each token id is in [0, 2^32).
     """
     tokens = struct.pack(f"<{len(token_ids)}I", *token_ids)
-    return PageKey(hashlib.sha256(_PAGE_PREFIX + _framed(parent) + _framed(tokens)).digest())
+    return PageKey(hashlib.sha256(_PAGE_PREFIX + parent + _framed(tokens)).digest())
 
 
 def _framed(part: bytes) -> bytes:
     return len(part).to_bytes(8, "big") + part
 
 
-_PAGE_PREFIX = _framed(_PAGE_TAG)
+_PAGE_PREFIX = _framed(_PAGE_TAG) + KEY_BYTES.to_bytes(8, "big")
+"""What is hashed before the key of the parent."""
 
 
 CacheScope = NewType("CacheScope", bytes)
@@ -63,9 +65,6 @@ engine/kv/index/cache_scope.py).
 
 
 PageTokens = tuple[int, ...]
-
-
-Edge = tuple[CacheScope, PageTokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +105,48 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
     return -(-num_tokens // page_tokens)
 
 
-def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
-    """Yields one edge of the prefix tree for each full page of `token_ids`, in order.
+def page_keys(
+    scope: PrefixScope, token_ids: Sequence[int], page_tokens: int, known: list[PageKey] | None = None, start: int = 0
+) -> Iterator[PageKey]:
+    """Yields the keys of the whole pages of a prompt, from page `start` on, in order. Each token id is in [0, 2^32).
 
-    An edge is a pair (cache scope, tokens of the page). The cache scope says which requests may share the page.
+    Takes keys of the first pages from `known`, and appends those that it computes. `known` may be used again for the same
+    prompt, for its beginnings, and for what it grows to.
     """
-    for index in range(len(token_ids) // page_tokens):
-        yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
+    known, end = [] if known is None else known, len(token_ids) // page_tokens
+    while start < end:
+        ready = known[start:end]
+        if ready:
+            yield from ready
+            start += len(ready)
+        else:
+            _append_keys(scope, token_ids, page_tokens, known)
+
+
+def _append_keys(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int, known: list[PageKey]) -> None:
+    """Computes the keys of the next pages of a prompt, and appends them to those of the pages before."""
+    first, page_bytes = len(known), _ID_BYTES * page_tokens
+    end = min(first + _BATCH_PAGES, len(token_ids) // page_tokens)
+    if scope.public is not None and first < scope.public_pages:
+        end = min(end, scope.public_pages)
+    tokens, length = _packed(token_ids[first * page_tokens : end * page_tokens]), page_bytes.to_bytes(8, "big")
+    key, join, digest = scope.base_key(first, known[-1] if known else None), b"".join, hashlib.sha256
+    for place in range(0, len(tokens), page_bytes):
+        key = PageKey(digest(join((_PAGE_PREFIX, key, length, tokens[place : place + page_bytes]))).digest())
+        known.append(key)
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    """Returns token ids as little-endian numbers of 4 bytes."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+_ID_BYTES = 4
+_BATCH_PAGES = 8
+"""How many keys are computed at a time: many are faster, and few waste less time where the first page is not cached."""
 
 
 def page_key(scope: PrefixScope, index: int, parent: PageKey | None, tokens: PageTokens) -> PageKey:

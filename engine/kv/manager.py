@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from graftwork.engine.core.events import MissReason
-from graftwork.engine.core.prefix_keys import PageKey, page_key
+from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits, SessionUse
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
@@ -83,7 +83,7 @@ class KvCacheManager:
 
     def cached(self, path: TokenPath) -> PrefixMatch:
         """Returns all cached pages of a prompt. Pages of windowed layer groups may be missing beside the last ones."""
-        nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids))
+        nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys))
         on_disk: list[PageKey] = []
         for key in self._keys_after(path, nodes):
             if not self._disk.holds(key):
@@ -101,7 +101,7 @@ class KvCacheManager:
         """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
-            self._record_use(path, self.page_store.tree.walk(path.scope, path.token_ids), session)
+            self._record_use(path, self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys), session)
         return allocation
 
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
@@ -133,7 +133,7 @@ class KvCacheManager:
         `windows` are the request's pages of windowed layer groups. Returns the nodes of `pages`. The request still holds
         its own pages.
         """
-        nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
+        nodes = self.page_store.tree.insert(path.scope, path.keys(self.page_tokens), pages, path.domain)
         if windows is not None:
             self.page_store.windows.insert(nodes, windows)
             fallen = self.page_store.windows.mark_tails(nodes, self.sessions.num_histories)
@@ -197,7 +197,7 @@ class KvCacheManager:
 
         Pages that only the former history contained are evicted earlier from now on.
         """
-        nodes = self.page_store.tree.walk(path.scope, path.token_ids)
+        nodes = self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
         keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
         self.page_store.requeue(followed.superseded)
@@ -214,7 +214,7 @@ class KvCacheManager:
         `path` is the session's history. Pages that another session's history contains, or that a request without a
         session has used, are kept.
         """
-        nodes = self.page_store.tree.walk(path.scope, path.token_ids)
+        nodes = self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
         own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]
         keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
         self.page_store.forget(key for key in keys if not self.sessions.is_in_history(key))
@@ -332,13 +332,8 @@ class KvCacheManager:
         return MissReason.HISTORY_EDITED if edited else MissReason.EVICTED_PRESSURE
 
     def _keys_after(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
-        """Yields the keys of the path's whole pages after `nodes`, or only from page `start` on."""
-        size = self.page_tokens
-        parent = nodes[-1].key if nodes else None
-        for index in range(len(nodes), len(path.token_ids) // size):
-            parent = page_key(path.scope, index, parent, tuple(path.token_ids[index * size : (index + 1) * size]))
-            if start is None or index >= start:
-                yield parent
+        """Returns the keys of the path's whole pages after `nodes`, or only from page `start` on."""
+        return path.keys(self.page_tokens, len(nodes) if start is None else max(start, len(nodes)))
 
     def check_integrity(self) -> None:
         """Checks the page store, the session index, the leases of prompts, the loader and the offloader."""

@@ -111,7 +111,7 @@ class SessionCache:
 
     def _hold(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         record = self._kv_cache.set_history(path, use)
-        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids)
+        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
         self._end_wait(record, set(record.tools))
         if command.waits:
             domain, expected_ms = path.domain.hex(), {wait.tool: wait.expected_ms for wait in command.waits}
@@ -139,7 +139,7 @@ class SessionCache:
         if record.lease is not None:
             record.lease.until = min(record.lease.until, self._clock.monotonic())
             self._kv_cache.page_store.requeue(record.keys)
-        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids)
+        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
         self._kv_cache.offloader.suspend(nodes)
         self._kv_cache.offloader.store(nodes)
 

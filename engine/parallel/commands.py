@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graftwork.engine.core.prefix_keys import CacheScope, PageKey
+from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
@@ -147,7 +147,7 @@ def _chain(path: Sequence[str], domain: bytes) -> Node | None:
 
 def _node(parent: Node | None, key: PageKey, domain: bytes) -> Node:
     depth = 0 if parent is None else parent.depth + 1
-    return Node(parent, CacheScope(b""), (), key, depth, domain, last_used=0)
+    return Node(parent, key, depth, domain, last_used=0)
 
 
 # ---- reports --------------------------------------------------------------------------------------------------------

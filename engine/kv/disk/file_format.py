@@ -67,7 +67,7 @@ class PageFileHeader:
     """A digest of 32 bytes that identifies the domain (usually one tenant) that the file is charged to."""
     page_bytes: int
     keys: tuple[PageKey, ...]
-    checksums: tuple[bytes, ...]
+    checksums: bytes
     """16 bytes for each page: its checksum, or the tag of an encrypted page."""
     salt: bytes | None = None
     """The salt of an encrypted file's key, 32 bytes; None for a plain file."""
@@ -80,15 +80,20 @@ class PageFileHeader:
     def file_bytes(self) -> int:
         return file_bytes(len(self.keys), self.page_bytes, is_sealed=self.salt is not None)
 
+    def checksum(self, number: int) -> bytes:
+        """Returns the checksum, or the tag, of a page. `number` is the page's index in `keys`."""
+        return self.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
+
     def page_offset(self, number: int) -> int:
         """Returns the offset of a page from the start of the file, in bytes. `number` is the page's index in `keys`."""
         return self.header_bytes + number * self.page_bytes
 
     def encode(self) -> bytes:
         """Returns the header as bytes, with its checksum and zeros as padding, ready to be written to the file."""
+        assert len(self.checksums) == CHECKSUM_BYTES * len(self.keys), "a page has no checksum"
         version = _PLAIN if self.salt is None else _SEALED
         fixed = _FIXED_FIELDS.pack(_MAGIC, version, len(self.keys), self.page_bytes, self.layout, self.domain)
-        entries = (key + checksum for key, checksum in zip(self.keys, self.checksums, strict=True))
+        entries = (key + self.checksum(number) for number, key in enumerate(self.keys))
         content = b"".join((fixed, self.salt or b"", *entries))
         return (content + page_checksum(content)).ljust(self.header_bytes, b"\0")
 
@@ -137,14 +142,14 @@ def decode_header(content: bytes) -> PageFileHeader:
         domain=fixed.domain,
         page_bytes=fixed.page_bytes,
         keys=tuple(PageKey(content[start : start + KEY_BYTES]) for start in starts),
-        checksums=tuple(content[start + KEY_BYTES : start + _ENTRY_BYTES] for start in starts),
+        checksums=b"".join(content[start + KEY_BYTES : start + _ENTRY_BYTES] for start in starts),
         salt=content[_FIXED_FIELDS.size : first] if fixed.is_sealed else None,
     )
 
 
-def checksums_of(pages: Iterable[memoryview]) -> tuple[bytes, ...]:
+def checksums_of(pages: Iterable[memoryview]) -> bytes:
     """Returns the checksum of each page's content, 16 bytes each."""
-    return tuple(map(page_checksum, pages))
+    return b"".join(map(page_checksum, pages))
 
 
 class _FixedFields(NamedTuple):
@@ -206,3 +211,8 @@ class FileSpan:
     header: PageFileHeader
     first: int
     count: int
+
+    def is_followed_by(self, key: PageKey) -> bool:
+        """Returns whether the file's next page has this key."""
+        end = self.first + self.count
+        return end < len(self.header.keys) and self.header.keys[end] == key

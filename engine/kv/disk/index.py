@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.eviction import DomainUsage, VictimSearch
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 _SECONDS_BETWEEN_LINES = 60.0
+_MAX_DIGESTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,14 @@ class DiskIndex:
         self.max_bytes = max_bytes
         self._keyring = keyring or Keyring()
         self._lock = threading.Lock()
-        self._locations: dict[PageKey, tuple[PageFile, int]] = {}
+        self._locations: dict[PageKey, PageFile] = {}
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
         self._usage = DomainUsage(shared_reserve_bytes)
         self._hidden: dict[str, PageFile] = {}
         """Claimed or retired files. The bytes of these files are counted, but their pages are not found."""
         self._empty: dict[str, PageFile] = {}
         """Published files in which no page is found any more."""
+        self._digests: dict[bytes, bytes] = {}  # at most _MAX_DIGESTS; see same_digest
         self._last_stamp_ns = 0
 
     @property
@@ -144,8 +146,8 @@ class DiskIndex:
         return self._usage.bytes_of(domain)
 
     def holds(self, key: PageKey) -> bool:
-        location = self._locations.get(key)
-        return location is not None and self._keyring.opens(location[0].header)
+        file = self._locations.get(key)
+        return file is not None and self._keyring.opens(file.header)
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
         with self._lock:
@@ -181,8 +183,16 @@ class DiskIndex:
         Accepts the file even if the bytes of all files then exceed `max_bytes`.
         """
         with self._lock:
+            if file.header is not None:
+                layout, domain = map(self._same_digest, (file.header.layout, file.header.domain))
+                file.header = replace(file.header, layout=layout, domain=domain)
             self._claim(file)
             self._publish(file)
+
+    def same_digest(self, digest: bytes) -> bytes:
+        """Returns one object for all equal digests of domains, because each write comes with an object of its own."""
+        with self._lock:
+            return self._same_digest(digest)
 
     def retire(self, file: PageFile) -> bool:
         """Prepares a published file for removal from the disk.
@@ -229,7 +239,7 @@ class DiskIndex:
         """Forgets where a page is, so that lookups no longer find the page. The page's content stays in its file."""
         with self._lock:
             if key in self._locations:
-                self._remove_location(self._locations[key][0], key)
+                self._remove_location(self._locations[key], key)
 
     def forget_domain(self, domain: bytes, *, only_plain: bool = False) -> int:
         """Forgets where the pages of a domain (usually one tenant) are, so that lookups no longer find them.
@@ -273,15 +283,14 @@ class DiskIndex:
         found: list[FileSpan] = []
         with self._lock:
             for key in keys:
-                location = self._locations.get(key)
-                if location is None or location[0].header is None or not self._keyring.opens(location[0].header):
+                file = self._locations.get(key)
+                if file is None or file.header is None or not self._keyring.opens(file.header):
                     break
-                file, number = location
                 last = found[-1] if found else None
-                if last is not None and last.file is file and last.first + last.count == number:
+                if last is not None and last.file is file and last.is_followed_by(key):
                     found[-1] = FileSpan(file, last.header, last.first, last.count + 1)
                 else:
-                    found.append(FileSpan(file, location[0].header, number, 1))
+                    found.append(FileSpan(file, file.header, file.header.keys.index(key), 1))
         return found
 
     def keys(self) -> list[PageKey]:
@@ -292,13 +301,13 @@ class DiskIndex:
     def files_holding(self, keys: Iterable[PageKey]) -> list[PageFile]:
         """Returns the files that contain the pages of `keys`, each once. Ignores keys that are not on disk."""
         with self._lock:
-            found = (self._locations[key][0] for key in keys if key in self._locations)
+            found = (self._locations[key] for key in keys if key in self._locations)
             return list({file.name: file for file in found}.values())
 
     def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
         """Returns the names of the files that contain the pages of `keys`. Ignores keys that are not on disk."""
         with self._lock:
-            return {self._locations[key][0].name for key in keys if key in self._locations}
+            return {self._locations[key].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
         """Returns the files in which lookups find no page any more, so that these files can be removed.
@@ -348,10 +357,10 @@ class DiskIndex:
 
     def _check_locations(self, listed: list[PageFile]) -> None:
         living = {id(file): 0 for file in listed}
-        for key, (file, number) in self._locations.items():
+        for key, file in self._locations.items():
             assert id(file) in living, f"a page lies in {file.name}, which is not listed"
             assert file.header is not None
-            assert file.header.keys[number] == key, f"{file.name} holds another page at {number}"
+            assert key in file.header.keys, f"{file.name} does not hold a page that is found there"
             living[id(file)] += 1
         for file in listed:
             assert living[id(file)] == file.num_live, (
@@ -368,15 +377,19 @@ class DiskIndex:
         del self._hidden[file.name]
         self._last_stamp_ns = file.used_at_ns = max(self._last_stamp_ns, file.used_at_ns)
         self._queues.setdefault(file.domain, OrderedDict())[file.name] = file
-        for number, key in enumerate(file.header.keys if file.header is not None else ()):
+        for key in file.header.keys if file.header is not None else ():
             if key in self._locations:
-                self._remove_location(self._locations[key][0], key)
-            self._locations[key] = (file, number)
+                self._remove_location(self._locations[key], key)
+            self._locations[key] = file
             file.num_live += 1
 
+    def _same_digest(self, digest: bytes) -> bytes:
+        if len(self._digests) > _MAX_DIGESTS:
+            self._digests.clear()
+        return self._digests.setdefault(digest, digest)
+
     def _remove_location(self, file: PageFile, key: PageKey) -> None:
-        location = self._locations.get(key)
-        if location is not None and location[0] is file:
+        if self._locations.get(key) is file:
             del self._locations[key]
             file.num_live -= 1
             if not file.num_live:

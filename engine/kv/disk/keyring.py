@@ -44,7 +44,7 @@ class PageContents:
     """Pages as they are written to a file."""
 
     pages: Sequence[memoryview]
-    checksums: tuple[bytes, ...]
+    checksums: bytes
     """16 bytes for each page: its checksum, or the tag of an encrypted page."""
     salt: bytes | None
     """The salt of the file's key; None for a plain file."""
@@ -154,7 +154,7 @@ class Keyring:
             start = len(sealed) * len(page)
             sealed.append(room[start : start + len(page)])
         numbered = enumerate(zip(keys, pages, sealed, strict=True))
-        tags = tuple(cipher.seal(number, key, page, into) for number, (key, page, into) in numbered)
+        tags = b"".join(cipher.seal(number, key, page, into) for number, (key, page, into) in numbered)
         return PageContents(sealed, tags, salt)
 
     def check(self, span: FileSpan, num_bytes: int, space: memoryview) -> SpanCheck:
@@ -170,9 +170,9 @@ class Keyring:
                 return SpanCheck(place, _CUT_OFF)
             number, page = span.first + place, space[place * size : (place + 1) * size]
             if cipher is None:
-                if page_checksum(page) != header.checksums[number]:
+                if page_checksum(page) != header.checksum(number):
                     return SpanCheck(place, _WRONG)
-            elif not cipher.unseal(number, header.keys[number], page, header.checksums[number]):
+            elif not cipher.unseal(number, header.keys[number], page, header.checksum(number)):
                 return SpanCheck(place, _SEALED_WRONG)
         return SpanCheck(span.count)
 

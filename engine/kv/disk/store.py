@@ -178,7 +178,7 @@ class DiskStore:
         if the domain's key was destroyed.
         """
         assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
-        path = [*above, *keys]
+        path, domain = [*above, *keys], self._index.same_digest(domain)
         with self._writing:
             self._remove_all(self._index.empty_files())
             kept = self._index.names_holding(path)

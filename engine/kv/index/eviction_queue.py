@@ -26,7 +26,8 @@ EvictionRank = tuple[int, float, int]
 
 Ranking = Callable[[Node, Tier], EvictionRank]
 
-_Entry = tuple[EvictionRank, int, Node]
+_Entry = tuple[int, float, int, int, Node]
+"""A rank, a number that no other entry has, and the node. It is flat, because many pages have one."""
 
 
 class EvictionQueue:
@@ -96,8 +97,8 @@ class EvictionQueue:
         """
         if self._is_evictable(node):
             heap = self._heaps.setdefault(node.domain, [])
-            heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
-            if len(heap) > 64 + 4 * self.used_pages(node.domain):
+            heapq.heappush(heap, self._entry(node))
+            if len(heap) > 64 + 2 * self.used_pages(node.domain):
                 self._rebuild(node.domain)
             self._enqueue(node.domain)
 
@@ -111,7 +112,7 @@ class EvictionQueue:
         """
         first = self._first_above_reserve()
         own = None if domain is None else self._lowest_entry(domain)
-        if own is None or (first is not None and self._heaps[first][0][:2] < own[:2]):
+        if own is None or (first is not None and self._heaps[first][0][:4] < own[:4]):
             return first
         return domain
 
@@ -120,22 +121,22 @@ class EvictionQueue:
 
         Ignores the reserves of domains. Returns None if no page can be evicted. O(number of domains).
         """
-        tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
-        return min(tops)[2] if tops else None
+        tops = [(top[:4], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
+        return min(tops)[1] if tops else None
 
     def lowest_rank(self, domain: Domain) -> EvictionRank:
         """Returns the lowest eviction rank of all queued pages of `domain` (usually one tenant).
 
         Call it only for a domain that `victim_domain` has just returned.
         """
-        return self._heaps[domain][0][0]
+        return self._heaps[domain][0][:3]
 
     def pop(self, domain: Domain) -> Node:
         """Removes the lowest-ranked page of `domain` (usually one tenant) from the queue, and returns the page's node.
 
         The caller must evict this page or add it to the queue again.
         """
-        return heapq.heappop(self._heaps[domain])[2]
+        return heapq.heappop(self._heaps[domain])[4]
 
     def pop_or_none(self, domain: Domain) -> Node | None:
         """Removes the lowest-ranked page of `domain` (usually one tenant) from the queue, and returns the page's node.
@@ -152,7 +153,7 @@ class EvictionQueue:
                 heapq.heappop(self._domain_heap)  # outdated: a smaller bound was added later
                 continue
             top = self._lowest_entry(domain) if self.used_pages(domain) > reserve else None
-            if top is not None and top[0] == bound:
+            if top is not None and top[:3] == bound:
                 return domain
             heapq.heappop(self._domain_heap)
             del self._bounds[domain]
@@ -167,7 +168,7 @@ class EvictionQueue:
         heap = self._heaps.get(domain)
         if not heap or domain in self._protected_domains:
             return
-        rank = heap[0][0]
+        rank = heap[0][:3]
         if domain not in self._bounds or rank < self._bounds[domain]:
             self._bounds[domain] = rank
             heapq.heappush(self._domain_heap, (rank, next(self._numbers), domain))
@@ -185,22 +186,26 @@ class EvictionQueue:
         """
         heap = self._heaps.get(domain, [])
         while heap:
-            rank, _, node = heap[0]
+            first = heap[0]
+            node = first[4]
             if not self._is_evictable(node):
                 heapq.heappop(heap)
-            elif (now := self._ranking(node, self.tier)) > rank:
-                heapq.heapreplace(heap, (now, next(self._numbers), node))
+            elif self._ranking(node, self.tier) > first[:3]:
+                heapq.heapreplace(heap, self._entry(node))
             else:
-                return heap[0]
+                return first
         return None
+
+    def _entry(self, node: Node) -> _Entry:
+        return (*self._ranking(node, self.tier), next(self._numbers), node)
 
     def _is_evictable(self, node: Node) -> bool:
         page = node.page(self.tier)
         return node.in_tree and page is not None and node.is_leaf_on(self.tier) and self._pool.is_idle(page)
 
     def _rebuild(self, domain: Domain) -> None:
-        nodes = dict.fromkeys(node for _, _, node in self._heaps[domain] if self._is_evictable(node))
-        self._heaps[domain] = [(self._ranking(node, self.tier), next(self._numbers), node) for node in nodes]
+        nodes = dict.fromkeys(entry[4] for entry in self._heaps[domain] if self._is_evictable(entry[4]))
+        self._heaps[domain] = [self._entry(node) for node in nodes]
         heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
@@ -212,7 +217,7 @@ class EvictionQueue:
         for node in nodes:
             used[node.domain] = used.get(node.domain, 0) + 1
             if self._is_evictable(node):
-                assert any(entry[2] is node for entry in self._heaps.get(node.domain, [])), (
+                assert any(entry[4] is node for entry in self._heaps.get(node.domain, [])), (
                     "an evictable page is not queued"
                 )
         assert used == self._used, "pages of domains were counted wrongly"
@@ -222,7 +227,7 @@ class EvictionQueue:
             if top is not None:
                 bound = self._bounds.get(domain)
                 assert bound is not None, "a domain above its reserve cannot be found"
-                assert bound <= top[0], "a domain is found too late"
+                assert bound <= top[:3], "a domain is found too late"
                 assert (bound, domain) in queued, "a domain is not in the queue"
 
 

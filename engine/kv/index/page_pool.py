@@ -17,7 +17,6 @@ page numbers first. So free pages with high numbers are often consecutive.
 Invariant: total = free + in flight + idle + active + lent.
 """
 
-import heapq
 from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -26,6 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftwork.engine.core.tiers import PageId
+
+_BLOCK_PAGES = 4096
+"""The free page with the lowest number is searched first among blocks of so many pages, then in its block."""
 
 
 class PagesExhausted(Exception):
@@ -40,21 +42,20 @@ class Occupancy(NamedTuple):
 
 
 class PagePool:
-    """Owns the state of the pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1)
-    per page.
+    """Owns the state of the pages `0 … num_pages - 1` of one tier, in 11 bytes a page.
+
+    Allocating a page searches some kilobytes, whatever the number of pages. Everything else is O(1) per page.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free_heap = [PageId(page) for page in range(num_pages)]
-        """A heap of all free pages.
-
-        The heap may also contain pages that are no longer free, because they were lent or another page was moved there.
-        """
-        self._in_free_heap = [True] * num_pages
+        self._free = bytearray(b"\1") * num_pages
+        """1 for each free page, else 0."""
+        self._free_blocks = bytearray(b"\1") * -(-num_pages // _BLOCK_PAGES)
+        """1 for each block of `_BLOCK_PAGES` pages that has a free page, and for some that have none."""
         self._holders = array("i", [0]) * num_pages
         self._num_copies = array("i", [0]) * num_pages
-        self._in_tree = [False] * num_pages
+        self._in_tree = bytearray(num_pages)
         self._lent = bytearray(num_pages)
         self._num_free = num_pages
         self._num_lent = 0
@@ -100,7 +101,7 @@ class PagePool:
 
     def is_idle(self, page: PageId) -> bool:
         """Returns whether only the prefix tree holds the page and no copy uses it."""
-        return self._in_tree[page] and self._holders[page] == 1 and self._num_copies[page] == 0
+        return self._holders[page] == 1 and self._num_copies[page] == 0 and self._in_tree[page] == 1
 
     def is_in_flight(self, page: PageId) -> bool:
         return self._num_copies[page] > 0
@@ -191,6 +192,7 @@ class PagePool:
         for page in pages:
             assert self._is_free(page), f"page {page} is not free and cannot be lent"
             self._lent[page] = True
+            self._free[page] = False
             self._num_lent += 1
             self._num_free -= 1
 
@@ -213,6 +215,7 @@ class PagePool:
         assert self._is_free(target), f"page {target} is not free and cannot be moved to"
         self._holders[target], self._holders[source] = self._holders[source], 0
         self._in_tree[target], self._in_tree[source] = self._in_tree[source], False
+        self._free[target] = False
         self._num_free -= 1
         self._set_free(source)
 
@@ -230,11 +233,14 @@ class PagePool:
         return self._holders[page] == 0 and self._num_copies[page] == 0 and not self._lent[page]
 
     def _lowest_free(self) -> PageId:
+        """Takes the free page with the lowest number. At least one page must be free."""
         while True:
-            page = heapq.heappop(self._free_heap)
-            self._in_free_heap[page] = False
-            if self._is_free(page):
-                return page
+            block = self._free_blocks.index(1)
+            page = self._free.find(1, block * _BLOCK_PAGES, (block + 1) * _BLOCK_PAGES)
+            if page >= 0:
+                self._free[page] = False
+                return PageId(page)
+            self._free_blocks[block] = False
 
     def _free_if_unused(self, page: PageId) -> None:
         if self._holders[page] == 0 and self._num_copies[page] == 0:
@@ -242,18 +248,16 @@ class PagePool:
 
     def _set_free(self, page: PageId) -> None:
         self._num_free += 1
-        if not self._in_free_heap[page]:
-            heapq.heappush(self._free_heap, page)
-            self._in_free_heap[page] = True
+        self._free[page] = self._free_blocks[page // _BLOCK_PAGES] = True
 
     def check_integrity(self) -> None:
         """Recounts the pages in each state, and checks that the results equal the stored counts."""
-        assert sorted(self._free_heap) == [page for page in range(self.num_pages) if self._in_free_heap[page]]
         free = idle = in_flight = 0
         for page in map(PageId, range(self.num_pages)):
             is_used = self._holders[page] > 0 or self._num_copies[page] > 0
             assert not (self._lent[page] and is_used), f"page {page} is lent, and held or copied"
-            assert self._in_free_heap[page] or not self._is_free(page), f"page {page} is free and cannot be found"
+            assert bool(self._free[page]) == self._is_free(page), f"page {page} is free and cannot be found, or is not"
+            assert self._free_blocks[page // _BLOCK_PAGES] or not self._free[page], f"page {page} is in a block to skip"
             assert not (self._in_tree[page] and self._holders[page] == 0), f"page {page} is in the tree, unheld"
             free += self._is_free(page)
             idle += self.is_idle(page)

@@ -148,7 +148,7 @@ class PrefixWindows:
         for index in range(len(nodes) - 1, -1, -1):
             node = nodes[index]
             windows = self._tree.windows_of(node)
-            following = [child for child in node.children.values() if child.window_group is None]
+            following = [child for child in node.children if child.window_group is None]
             ends = num_histories(node.key) > sum(num_histories(child.key) for child in following)
             if index == len(nodes) - 1 or len(following) > 1 or ends:
                 first = min(first, self._windows.first_page((index + 1) * self._windows.page_tokens))

@@ -5,11 +5,11 @@ first load. Invariant: pages that are in flight are never evicted. A load marks 
 other pages are evicted to make room. It marks its target pages as in flight before the copy begins.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice, takewhile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 
-from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, edges, pages_for
+from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, page_keys, pages_for
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.page_store import PageStore
@@ -44,6 +44,12 @@ class TokenPath:
     scope: PrefixScope
     token_ids: Sequence[int]
     domain: Domain
+    known_keys: list[PageKey] = field(default_factory=list, compare=False, repr=False)
+    """The keys of the first pages, as far as they are known: page_keys appends to them. Paths of one request share them."""
+
+    def keys(self, page_tokens: int, start: int = 0) -> Iterator[PageKey]:
+        """Yields the keys of the whole pages, from page `start` on. A page has `page_tokens` tokens."""
+        return page_keys(self.scope, self.token_ids, page_tokens, self.known_keys, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ class PageLoader:
         pages, window_frames = frames[:num_pages], frames[num_pages:]
         tiers = [self._tier_of(node) for node in on_device] + [load.tier for load in loads]
         self._load(path, on_device, [*loads, *tail.loads], [*pages[: len(loads)], *window_frames])
-        nodes = page_store.tree.walk(path.scope, path.token_ids)[:num_cached]
+        nodes = page_store.tree.walk(path.scope, path.token_ids, path.known_keys)[:num_cached]
         used = [*nodes, *page_store.windows.tail_nodes(nodes)]
         page_store.tree.touch(used)
         pending = frozenset(self._in_flight[node] for node in used if node in self._in_flight)
@@ -139,7 +145,7 @@ class PageLoader:
         pages = page_store.device.allocate(self._make_room(all_loads, len(all_loads), path.domain))
         self._load(path, on_device, all_loads, pages)
         num_loaded = len(on_device) + min(len(pages), len(loads))
-        nodes = page_store.tree.walk(path.scope, path.token_ids)[:num_loaded]
+        nodes = page_store.tree.walk(path.scope, path.token_ids, path.known_keys)[:num_loaded]
         page_store.tree.touch([*nodes, *page_store.windows.tail_nodes(nodes)])
         page_store.release(Tier.DEVICE, [*pages, *held])
         return nodes
@@ -252,14 +258,14 @@ class PageLoader:
         tree, size = self._page_store.tree, self._page_store.sizes.page_tokens
         nodes = list(above)
         by_tier: dict[Tier, list[tuple[Node, PageId]]] = {Tier.HOST: [], Tier.DISK: []}
-        path_edges = islice(edges(path.scope, path.token_ids, size), len(above), None)
+        keys = path.keys(size, len(above))
         for load, page in zip(loads, pages, strict=False):
             if load.group is not None:
                 node = load.node or tree.add_window(nodes[load.index], load.group)
             else:
                 parent = nodes[-1] if nodes else None
-                edge = next(path_edges)
-                node = load.node or tree.add_node(path.scope, parent, edge, path.domain)
+                key = next(keys)
+                node = load.node or tree.add_node(path.scope, parent, key, path.domain)
                 nodes.append(node)
             tree.add_copy(node, Tier.DEVICE, page)
             node.is_loading = True

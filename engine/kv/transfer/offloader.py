@@ -182,15 +182,16 @@ class PageOffloader:
     def _finish_save(self, done: TransferDone) -> None:
         page_store, plan = self._page_store, done.plan
         for index, (node, move) in enumerate(zip(plan.nodes, plan.moves, strict=True)):
-            assert move.source is not None
             assert move.target is not None
             node.is_saving = False
             has_parent = node.parent is None or node.parent.host is not None
             if index < done.num_good and node.in_tree and node.host is None and has_parent:
                 page_store.tree.add_copy(node, Tier.HOST, move.target)
-            page_store.release(Tier.HOST, [move.target])
-            page_store.end_copy(Tier.HOST, [move.target])
-            page_store.end_copy(Tier.DEVICE, [move.source])
+        # A page is queued for eviction when its copy ends, if no page follows it: so all pages are in the tree before.
+        targets = [move.target for move in plan.moves if move.target is not None]
+        page_store.release(Tier.HOST, targets)
+        page_store.end_copy(Tier.HOST, targets)
+        page_store.end_copy(Tier.DEVICE, [move.source for move in plan.moves if move.source is not None])
         saved = [node for node in plan.nodes if node.host is not None]
         if self._has_disk:
             self._only_on_host.update(dict.fromkeys(saved))
@@ -203,7 +204,7 @@ class PageOffloader:
     def _drop_suspended(self) -> None:
         """Removes suspended pages that are on the host from the device, last page of a path first."""
         for node in sorted(self._suspending, key=lambda node: (-node.depth, node.window_group is None)):
-            if node.is_saving or any(child in self._suspending for child in node.children.values()):
+            if node.is_saving or any(child in self._suspending for child in node.children):
                 continue
             self._suspending.discard(node)
             page = node.device

@@ -104,7 +104,9 @@ class DeviceLocality:
 
     def _follow(self, state: RequestState) -> "_Cursor":
         cursor, size = self._cursors.get(state.request_id), self._tree.page_tokens
-        node = self._tree.follow(None if cursor is None else cursor.node, state.scope, state.token_ids)
+        node = self._tree.follow(
+            None if cursor is None else cursor.node, state.scope, state.token_ids, state.known_keys
+        )
         if cursor is None or node is not cursor.node:
             start = 0 if node is None else (node.depth + 1) * size
             tokens = tuple(state.token_ids[start : start + size]) if start + size <= state.num_reusable else None

@@ -26,7 +26,7 @@ from graftwork.engine.core.events import (
     RequestOutput,
 )
 from graftwork.engine.core.pooling import PromptPool
-from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
+from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepResult
@@ -75,6 +75,8 @@ class RequestState:
     """
     token_ids: list[int] = field(default_factory=list)
     """The prompt, then the answer so far."""
+    known_keys: list[PageKey] = field(default_factory=list)
+    """The keys of the first pages of `token_ids`, as far as a lookup has needed them."""
     pages: list[PageId] = field(default_factory=list)
     windows: WindowPages | None = None
     """The pages of windowed layer groups, which may end before `pages`; None if the model has one group."""
@@ -241,7 +243,7 @@ class RequestState:
 
     def path(self, num_tokens: int) -> TokenPath:
         """Returns the first `num_tokens` tokens of the request as a TokenPath, for a lookup in the prefix cache."""
-        return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
+        return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain, self.known_keys)
 
     @property
     def computed_path(self) -> TokenPath:

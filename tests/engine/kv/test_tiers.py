@@ -249,7 +249,7 @@ def test_every_round_trip_brings_back_the_same_bytes(
             for n in range(4)
         ]
         moves = tuple(PageMove(key, *place) for key, place in zip(keys, places, strict=True))
-        nodes = tuple(Node(None, b"", (), key, 0, b"domain", 0) for key in keys)  # type: ignore[arg-type]
+        nodes = tuple(Node(None, key, 0, b"domain", 0) for key in keys)
         copier.begin(TransferPlan(kind, b"domain", moves, nodes))
         done = reports.get(timeout=60)
         assert isinstance(done, TransferDone)

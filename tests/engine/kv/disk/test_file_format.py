@@ -22,7 +22,7 @@ SALTS = st.none() | st.binary(min_size=32, max_size=32)
 
 def header_of(num_pages: int, page_bytes: int = 64, salt: bytes | None = None) -> PageFileHeader:
     keys = tuple(chain("a", num_pages))
-    return PageFileHeader(LAYOUT, domain_named("x"), page_bytes, keys, tuple(key[:16] for key in keys), salt)
+    return PageFileHeader(LAYOUT, domain_named("x"), page_bytes, keys, b"".join(key[:16] for key in keys), salt)
 
 
 @given(st.integers(1, MAX_PAGES), st.integers(1, 2**40), SALTS)

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 import torch
 
-from graftwork.engine.core.prefix_keys import CacheScope, PageKey
+from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.files import Buffer
@@ -100,7 +100,7 @@ def path_of(name: str, *domains: Domain) -> list[Node]:
     """Returns the nodes of one path with one page for each domain."""
     nodes: list[Node] = []
     for depth, (key, domain) in enumerate(zip(chain(name, len(domains)), domains, strict=True)):
-        nodes.append(Node(nodes[-1] if nodes else None, CacheScope(b"scope"), (depth,), key, depth, domain, 0))
+        nodes.append(Node(nodes[-1] if nodes else None, key, depth, domain, 0))
     return nodes
 
 
