@@ -120,8 +120,13 @@ class CompilingAhead:
 
     def __init__(self, folder: Path, model: ServedModel, capability: int) -> None:
         """Begins. `folder` has the model's config.json; `capability` is the GPU's compute capability, such as 90."""
-        self._num_missing = sum(not is_cached(variant, capability) for variant in served_variants(model))
         self._processes: list[subprocess.Popen[str]] = []
+        try:
+            variants = served_variants(model)
+        except ValueError as error:  # some kernels do not serve these sizes, and torch stands in for them
+            _log.warning("kernels_not_compiled_ahead", extra={"processes": 0, "reason": str(error)})
+            return
+        self._num_missing = sum(not is_cached(variant, capability) for variant in variants)
         if self._num_missing <= _FEW:
             return
         count = min(os.cpu_count() or 1, _MOST_PROCESSES)

@@ -1,5 +1,6 @@
 """Tests of the list of all kernels that an engine may launch, on a machine without a GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -118,6 +119,17 @@ def test_the_name_of_a_kernel_in_the_cache_is_its_own() -> None:
     assert forwards.returncode == backwards.returncode == 0, forwards.stderr + backwards.stderr
     assert len(forwards.stdout.splitlines()) > 15
     assert forwards.stdout == backwards.stdout
+
+
+def test_sizes_that_no_kernel_serves_do_not_stop_a_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model for which torch stands in is not compiled for, and the log says why."""
+    model = MODELS["llama-8b bf16"]
+    wide = replace(model, config=replace(model.config, num_heads=1024, num_kv_heads=1))
+
+    CompilingAhead(tmp_path, wide, 90).wait()
+
+    assert [record.getMessage() for record in caplog.records] == ["kernels_not_compiled_ahead"]
+    assert "1024 query heads share one KV head" in caplog.records[0].reason  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
