@@ -196,11 +196,11 @@ def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int, dtype: torch.dty
     """
     num_warps = _WARPS.get((kernel, tile_rows), 4)
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True, "num_stages": plan.num_stages}
-    most = _most_registers(kernel, plan, tile_rows, is_fp32=dtype == torch.float32)
+    most = _most_registers(kernel, tile_rows, dtype)
     return options if most is None else options | {"maxnreg": most}
 
 
-def _most_registers(kernel: Any, plan: LoraPlan, tile_rows: int, *, is_fp32: bool) -> int | None:
+def _most_registers(kernel: Any, tile_rows: int, dtype: torch.dtype) -> int | None:
     """Returns the most registers of one thread; None leaves the number to ptxas.
 
     Where there is a limit, ptxas without it aims at more programs at a time, and spills for that, or takes so many
@@ -208,11 +208,11 @@ def _most_registers(kernel: Any, plan: LoraPlan, tile_rows: int, *, is_fp32: boo
     (benchmarks/results/kernel_builds-2026-11-28.json).
     """
     if kernel is shrink_rows_kernel:
-        return 96
+        return 128 if dtype == torch.float32 else 96
     if kernel is expand_rows_kernel:
-        return 168 if is_fp32 else 128
-    if kernel is expand_tiles_kernel and tile_rows == 32 and is_fp32:
-        return 128
+        return 168 if dtype == torch.float32 else 104
+    if kernel is expand_tiles_kernel and tile_rows == 32:
+        return {torch.float32: 128, torch.float16: 160}.get(dtype)
     return None
 
 

@@ -32,14 +32,10 @@ _MAX_SPANS = 8  # the expand kernel reads one plane of scratch for each
 _BUSY_PROGRAMS = 1024  # with more, a large device is full without parallel spans
 _ROW_BLOCK_RANK = 16
 _ROW_BLOCK_IN = 512
-_ROW_BLOCK_OUT = (
-    1024  # a program spends most of its time before and after its products: with 512 columns, 1.4 x as long
-)
+_ROW_BLOCK_OUT = 512
 _PRECISE_BLOCK = 32  # ranks and columns that expand multiplies at once in fp32: registers hold them, not matrix units
-_ROWS_AN_ADAPTER = (
-    2  # with more, repeated row-wise reads from L2 would take longer than reading the weights from memory
-)
-_FREE_RANKS = 512  # up to this sum of ranks over rows, repeated reads of 20 KB each take less than the 2 us of a launch
+_ROWS_AN_ADAPTER = 1  # with two, tiles are faster already, although most of their rows are empty
+_FREE_RANKS = 128  # up to this sum of ranks over rows, row-wise is as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +56,8 @@ def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
     A row is one token, and a tile is a group of rows with the same adapters. Row-wise kernels load an adapter once for
     each row, grouped kernels once for each tile. Repeated loads come from the L2 cache and not from memory. Row-wise is
     chosen if adapters have so few rows that tiles would be almost empty, or if the repeated loads are small. On an H200
-    the two take equally long for 32 rows of 16 adapters of rank 16; with a row for each adapter row-wise is ahead, and
-    with eight rows it is far behind (benchmarks/results/gpu_day-2026-11-28.json). `_FREE_RANKS` has not been measured.
+    the two take equally long for eight rows of eight adapters of rank 16; tiles take 0.69 times as long for 32 rows of 16
+    adapters, and 0.25 times for 128 rows of 16 (benchmarks/results/gpu_day-2026-11-28.json).
 
     The two kinds of kernel give different bits. With `batch_invariant` the result is never ROW_WISE, so that a row's
     bits do not depend on the batch.

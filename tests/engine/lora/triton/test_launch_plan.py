@@ -64,7 +64,7 @@ def test_programs_for_ranks_that_are_absent_do_not_count_as_work() -> None:
 def test_decode_goes_row_by_row_and_prefill_in_tiles() -> None:
     """Rows with an adapter each are computed row-wise, and many rows of one adapter in tiles."""
     assert tile_rows_for(StepShape(num_rows=64, num_adapters=64, total_ranks=64 * 16)) == ROW_WISE
-    assert tile_rows_for(StepShape(num_rows=64, num_adapters=32, total_ranks=32 * 64)) == ROW_WISE
+    assert tile_rows_for(StepShape(num_rows=64, num_adapters=32, total_ranks=32 * 64)) == 16
     assert tile_rows_for(StepShape(num_rows=64, num_adapters=8, total_ranks=8 * 16)) == 16
     assert tile_rows_for(StepShape(num_rows=2048, num_adapters=4, total_ranks=4 * 16)) == 32
 
