@@ -80,7 +80,7 @@ def decode_blocks(shape: AttentionShape) -> Blocks:
     """Returns the blocks for decoding: the smallest matrix product, and two blocks of keys and values in flight.
 
     Blocks of 32 keys take so few registers that four programs run on a multiprocessor at a time; with 64 keys it is two,
-    and a step of 128 rows takes 9 % longer on an H200 (benchmarks/results/README.md). In fp32 one block is in flight,
+    and a layer takes 9 % longer for 128 rows on an H200 (benchmarks/results/gpu_day-2026-11-28.json). In fp32 one block is in flight,
     because matrix units do not compute its products, which take many registers.
     """
     is_fp32 = shape.dtype == torch.float32

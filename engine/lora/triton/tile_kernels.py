@@ -241,8 +241,9 @@ def expand_tiles_kernel(
     """Applies the adapters of tiles (several rows) to blocks of output columns of y. A unit is one tile and one block.
 
     The programs take the units of the tiles that have rows in turn, so that a grid of any size computes all of them, and
-    none is launched for padding. First scales and shifts y (DoRA, biases). Then multiplies the sum of `planes` by each adapter's scale and low-rank
-    factor B, and adds the products to y. `planes` holds the partial sums that shrink_tiles_kernel has written.
+    none is launched for padding. First scales and shifts y (DoRA, biases). Then multiplies the sum of `planes` by each
+    adapter's scale and low-rank factor B, and adds the products to y. `planes` holds the partial sums that
+    shrink_tiles_kernel has written.
     """
     num_units = tl.load(num_live) * out_blocks
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):

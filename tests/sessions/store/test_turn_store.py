@@ -177,13 +177,19 @@ async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: TwoProces
     assert await stores.first.list_events(SCOPE, lease.session_id, 0, 10) == events
 
 
+async def begin_turns(stores: TwoProcesses, count: int) -> list[SessionLease]:
+    """Begins a turn in each of so many new sessions, and returns their leases."""
+    leases = []
+    for number in range(count):
+        session = await stores.process.session(ME)
+        lease, _ = await stores.first.begin(ME, session, TurnId(f"turn_{number:02}"), INPUT)
+        leases.append(lease)
+    return leases
+
+
 async def test_events_of_many_turns_are_one_transaction(stores: TwoProcesses) -> None:
     """Each session has its own numbers. A session whose lease is lost gets no events, and the others get all."""
-    leases = []
-    for number in range(3):
-        session = await stores.process.session(ME)
-        lease, _ = await stores.first.begin(ME, session, TurnId(f"turn_{number}"), INPUT)
-        leases.append(lease)
+    leases = await begin_turns(stores, 3)
     first, lost, other = leases
     lost = replace(lost, epoch=lost.epoch - 1)
 
@@ -202,11 +208,7 @@ async def test_events_of_many_turns_are_one_transaction(stores: TwoProcesses) ->
 
 async def test_more_turns_than_one_statement_renews(stores: TwoProcesses) -> None:
     """Of forty turns each gets its own number of events, but one whose lease is lost."""
-    leases = []
-    for number in range(40):
-        session = await stores.process.session(ME)
-        lease, _ = await stores.first.begin(ME, session, TurnId(f"turn_{number:02}"), INPUT)
-        leases.append(lease)
+    leases = await begin_turns(stores, 40)
     held = [replace(lease, epoch=lease.epoch - (number == 35)) for number, lease in enumerate(leases)]
     drafts = [[turn_created(None), *[output_text_delta("a")] * (number % 3)] for number in range(40)]
 

@@ -160,6 +160,20 @@ def test_what_is_launched_does_not_matter(lora_matmul: ModuleType, tile_rows: in
     assert_bits_equal(layer.run(lora_matmul, owners, tile_rows, SERIAL_PLAN), expected)
 
 
+@pytest.mark.parametrize("most_programs", [1, 3])
+def test_few_programs_compute_all_units(
+    lora_matmul: ModuleType, monkeypatch: pytest.MonkeyPatch, most_programs: int, tile_rows: int
+) -> None:
+    """Programs that share more units than there are programs compute all of them, with the same bits."""
+    layer = FusedLayer(torch.float32)
+    expected = layer.run(lora_matmul, OWNERS, tile_rows, SPLIT_PLAN)
+    monkeypatch.setattr(lora_matmul, "_MOST_PROGRAMS", most_programs)
+
+    actual = layer.run(lora_matmul, OWNERS, tile_rows, SPLIT_PLAN)
+
+    assert torch.equal(actual, expected)
+
+
 def test_the_order_of_rows_does_not_matter(lora_matmul: ModuleType, generator: torch.Generator, tile_rows: int) -> None:
     """A shuffled batch gives the same rows in the shuffled order."""
     layer = FusedLayer()
