@@ -30,7 +30,7 @@ from graftwork.engine.lora.triton.tiles import LoraSegments
 
 _WARPS = {(expand_tiles_kernel, 32): 8, (expand_rows_kernel, ROW_WISE): 8, (shrink_rows_kernel, ROW_WISE): 8}
 """The warps of one program, by kernel and rows of a tile, where they are not 4. With 4, expand spills in large tiles."""
-_MOST_PROGRAMS = 2048
+MOST_PROGRAMS = 2048
 """The most programs that share the units of tiles: as many as a large GPU runs at a time, twice over."""
 
 
@@ -186,7 +186,7 @@ def expand_launch(
     arguments |= _tile_arguments(segments) | expand_precision(table.dtype)
     arguments |= {"UPCAST": y.device.type == "cpu", "num_live": segments.num_live}
     options = launch_options(expand_tiles_kernel, plan, segments.tile_rows, table.dtype)
-    return Launch(expand_tiles_kernel, (min(num_units, _MOST_PROGRAMS),), arguments, options)
+    return Launch(expand_tiles_kernel, (min(num_units, MOST_PROGRAMS),), arguments, options)
 
 
 def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_few_programs_compute_all_units(
     """Programs that share more units than there are programs compute all of them, with the same bits."""
     layer = FusedLayer(torch.float32)
     expected = layer.run(lora_matmul, OWNERS, tile_rows, SPLIT_PLAN)
-    monkeypatch.setattr(lora_matmul, "_MOST_PROGRAMS", most_programs)
+    monkeypatch.setattr(lora_matmul, "MOST_PROGRAMS", most_programs)
 
     actual = layer.run(lora_matmul, OWNERS, tile_rows, SPLIT_PLAN)
 
