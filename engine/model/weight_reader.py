@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from graftwork.engine.model.architectures import WrapperRules
 from graftwork.engine.model.fingerprint import weight_files
 from graftwork.engine.quantization.checkpoint import read_quantized
 from graftwork.engine.quantization.linear import LinearWeight
@@ -92,8 +93,10 @@ class WeightReader:
         joined: Joined | None = None,
         quantization: Quantization | None = None,
         renamed: Mapping[str, str] | None = None,
+        wrapper: WrapperRules | None = None,
     ) -> None:
         """Reads the files' headers. `renamed` has, by the end of a tensor's name in the files, the end that it is read by.
+        `wrapper` says which tensors are of other parts of the model, and how those of the language model begin.
 
         Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
@@ -106,7 +109,11 @@ class WeightReader:
                 for name in sorted(tensors.keys()):
                     module = name.rpartition(".")[0]
                     joined_here = {} if self._is_stored_quantized(module) else self._joined
-                    self._stored_by_name.update(_places(path, name, joined_here, renamed or {}))
+                    if wrapper is None:
+                        self._stored_by_name.update(_places(path, name, joined_here, renamed or {}))
+                    elif not name.startswith(wrapper.other_tensors):
+                        for own, place in _places(path, name, joined_here, renamed or {}):
+                            self._stored_by_name[_unwrapped(own, wrapper)] = place
         self._unread = {name for name in self._stored_by_name if not self._is_unused(name)}
 
     def close(self) -> None:
@@ -225,6 +232,11 @@ class WeightReader:
             raise InvalidRequest(
                 f"{path} is not a whole safetensors file ({error}): download or copy it again.", param="model"
             ) from error
+
+
+def _unwrapped(name: str, wrapper: WrapperRules) -> str:
+    """Returns the name that a tensor of the language model has where there is nothing else."""
+    return f"model.{name.removeprefix(wrapper.prefix)}" if name.startswith(wrapper.prefix) else name
 
 
 def _places(path: Path, name: str, joined: Joined, renamed: Mapping[str, str]) -> Iterator[tuple[str, _Stored]]:

@@ -149,7 +149,7 @@ def test_neighbours_do_not_change_a_bit(family_of: Callable[[str], Family], name
     assert all(torch.equal(one, other) for one, other in zip(alone, crowded, strict=True))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "granite", "olmo2", "gemma2", "gemma3", "cohere2", "glm4"])
+@pytest.mark.parametrize("name", ["qwen3", "granite", "olmo2", "gemma2", "gemma3", "gemma3n", "cohere2", "glm4"])
 def test_bf16_logits_are_as_near_to_the_truth_as_those_of_transformers(
     family_of: Callable[[str], Family], name: str
 ) -> None:
