@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3nTextConfig
 
+from tests.engine.families import GEMMA3N, make_family
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import Request, Run, engine_of, run
 from tests.engine.random_models import make_base
@@ -37,6 +39,17 @@ def windowed(base: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose last two layers read the keys of those before, with a window of nine tokens and with none."""
+    config = Gemma3nTextConfig(
+        **GEMMA3N | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        sliding_window=9,
+        num_kv_shared_layers=2,
+    )
+    return make_family(config, tmp_path_factory.mktemp("sharing"), ()).folder
+
+
 def both(base: Path, **options: Any) -> tuple[Run, Run]:
     """What the kernels and what torch make of the same requests."""
     of_kernels, of_torch = (
@@ -46,7 +59,7 @@ def both(base: Path, **options: Any) -> tuple[Run, Run]:
     return of_kernels, of_torch
 
 
-@pytest.mark.parametrize("model", ["base", "windowed"])
+@pytest.mark.parametrize("model", ["base", "windowed", "sharing"])
 def test_kernels_make_the_tokens_of_torch(model: str, request: pytest.FixtureRequest) -> None:
     """Prompts, chunks and decoding rows have the tokens and the logits of torch, with and without a window."""
     kernels, plain = both(request.getfixturevalue(model), max_batch_tokens=20)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3nTextConfig
 
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 
 from graftwork.engine.build.graphs import GraphBuild
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.families import ALTERNATING, GEMMA3N, make_family
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import engine_of
 from tests.engine.random_models import make_base
@@ -29,11 +31,25 @@ LIMITS = SchedulerLimits(4, 16, 2, 8, 256, 97, frozenset())
 PROMPTS = [[5 + (7 * number + place) % 60 for place in range(30 + 9 * number)] for number in range(2)]
 
 
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of three layers that see nine tokens. One of them keeps the whole context."""
+STREAMS = Gemma3nTextConfig(
+    **GEMMA3N | {"num_hidden_layers": 3, "layer_types": ALTERNATING, "max_position_embeddings": 256},
+    sliding_window=9,
+    num_kv_shared_layers=1,
+    altup_num_inputs=2,
+    activation_sparsity_pattern=[0.5, 0.0, 0.0],
+)
+
+
+@pytest.fixture(scope="module", params=["windows", pytest.param("streams", marks=pytest.mark.slow)])
+def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of three layers that see nine tokens, of which one keeps the whole context; and one with several streams,
+    whose last layer reads the keys of the first.
+    """
     torch.set_num_threads(1)
-    base = make_base(tmp_path_factory.mktemp("windowed") / "base", num_layers=3)
+    folder = tmp_path_factory.mktemp("windowed")
+    if request.param == "streams":
+        return make_family(STREAMS, folder, ()).folder
+    base = make_base(folder / "base", num_layers=3)
     folder = base.with_name("windowed")
     shutil.copytree(base, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -73,6 +89,6 @@ def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap
 
     ours = answers(driver)
 
-    assert len(driver.engine.cache.groups.groups) == 3
+    assert len(driver.engine.cache.groups.groups) == (2 if windowed.name == "base" else 3)
     assert graphs.steps.total() > 10
     assert ours == answers(engine(windowed, **TORCH, window_groups=False))
