@@ -106,6 +106,7 @@ class ModelSizes:
         if quantization is None:
             return self.parameters * self.item_bytes
         quantised = sum(self._quantised_products(layer, quantization) for layer in range(self.model.num_layers))
+        quantised += self._stream_products
         plain = (self.parameters - quantised) * self.item_bytes
         return plain + int(quantised * quantization.bits_per_weight / 8)
 

@@ -43,7 +43,7 @@ def windowed(base: Path) -> Path:
 def sharing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose last two layers read the keys of those before, with a window of nine tokens and with none."""
     config = Gemma3nTextConfig(
-        **GEMMA3N | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        **GEMMA3N | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3},
         sliding_window=9,
         num_kv_shared_layers=2,
     )
