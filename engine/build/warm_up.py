@@ -15,7 +15,7 @@ import torch
 
 from graftwork.engine.build.device_sizes import MeasuredDevice
 from graftwork.engine.build.devices import CudaMeter, DeviceMeter, page_tokens_of
-from graftwork.engine.build.graphs import wants_decode_graphs
+from graftwork.engine.build.graphs import wants_cuda_graphs
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer, groups_of
 from graftwork.engine.build.lora import PACK_BYTES
 from graftwork.engine.build.runner import RunnerParts
@@ -152,7 +152,7 @@ def measure_device(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> M
     if step_bytes is None:
         raise _too_large(parts, wanted, meter)
     graphs = 0
-    if wants_decode_graphs(parts.config, meter.device):
+    if wants_cuda_graphs(parts.config, meter.device):
         graphs = parts.graphs_bytes(_small_storage(parts, wanted, 1, meter.device), meter)
     return MeasuredDevice(str(meter.device), meter.free_bytes(), step_bytes, PACK_BYTES, graphs)
 

@@ -112,8 +112,8 @@ class EngineConfig:
     """`kernels` for attention alone: `auto`, `triton` or `torch`."""
     expert_kernels: str | None = None
     """`kernels` for the experts of routed layers alone: `auto`, `triton` or `torch`."""
-    decode_graphs: str = "auto"
-    """Whether decoding steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
+    cuda_graphs: str = "auto"
+    """Whether steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
 
     Answers do not depend on it. Capturing the graphs takes some time at the start, and memory.
     """

@@ -63,6 +63,21 @@ class BatchRows:
     num_sampled: int
     adapter_runs: tuple[AdapterRun, ...]
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the step has more than decoding rows that are all sampled: rows of prompts."""
+        return any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in self.slices)
+
+    @property
+    def num_live(self) -> int:
+        """The number of rows that are tokens of requests. The others are padding."""
+        return sum(piece.num_tokens for piece in self.slices)
+
+    @property
+    def num_decoding(self) -> int:
+        """The number of rows that attention computes as decoding rows."""
+        return sum(len(one.decoding_rows) for one in self.placed)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
