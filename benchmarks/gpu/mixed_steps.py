@@ -17,6 +17,7 @@ from gpu.random_engine import advance, close, raise_failures, random_engine, ran
 
 from graftwork.engine.build.engine import Engine
 from graftwork.engine.core.events import RequestFinished, RequestOutput
+from graftwork.engine.core.stats import EngineStats
 
 _WAYS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap_steps": True},
@@ -64,9 +65,13 @@ def _measure(run: PhaseRun, engine: Engine, way: str, cell: MixedCell) -> dict[s
         "decode_step_ms": statistics.median(alone),
         "mixed_step_ms": statistics.median(mixed),
         "slowest_step_ms": max(mixed),
-        "graph_share": (after.graph_steps - before.graph_steps) / (after.steps - before.steps),
+        "graph_share": (_graph_steps(after) - _graph_steps(before)) / (after.steps - before.steps),
     }
     return {name: None if run.is_dry else value for name, value in figures.items()}
+
+
+def _graph_steps(stats: EngineStats) -> int:
+    return stats.graph_steps + stats.graph_prompt_steps
 
 
 def _slowest_ms(run: PhaseRun, engine: Engine, salt: object, cell: MixedCell) -> float:

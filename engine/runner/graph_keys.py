@@ -29,8 +29,6 @@ class EagerReason(StrEnum):
     """Some rows are of a prompt, and no graph of mixed steps has room for all rows."""
     SCORES = "eager_score_steps"
     """The step scores or embeds a prompt, for which it needs the hidden states."""
-    LOADS = "eager_load_steps"
-    """The layers of the step wait for loads of KV."""
     ADAPTERS = "eager_adapter_steps"
     """Torch applies an adapter of the step."""
     ROWS = "eager_row_steps"

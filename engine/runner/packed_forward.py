@@ -72,7 +72,7 @@ class PackedForward:
         owners = self.parts.lora.owners_of(self._adapters.segments(rows), len(rows.token_ids), in_tiles=rows.is_mixed)
         key = EagerReason.OFF if self.graphs is None else self.graphs.key_for(rows, owners)
         if self.graphs is not None and isinstance(key, GraphKey):
-            self.paths.graph_steps += 1
+            self.paths.count("graph_prompt_steps" if key.is_mixed else "graph_steps")
             return None, self.graphs.compute(key, rows, owners, tokens, passenger)
         self.paths.count(str(key))
         cut = self.parts.lora.cut(owners)

@@ -118,7 +118,7 @@ class StepGraphs:
         host: HostMemory,
         limits: GraphLimits,
     ) -> None:
-        """Captures nothing yet; see `capture`. `gates` tell whether a step waits for loads."""
+        """Captures nothing yet; see `capture`. `gates` are those of the loads that a step reads."""
         decoder = self._decoder = parts.decoder
         self._attention, self._builder, self._lora = parts.attention, parts.builder, parts.lora
         self._gates = gates
@@ -149,12 +149,10 @@ class StepGraphs:
     def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | EagerReason:
         """Returns the key of the graph that computes a step, or why no graph can.
 
-        A graph cannot wait for loads, and adapters that torch applies are not in it.
+        Adapters that torch applies are not in a graph.
         """
         if any(piece.reads_prompt for piece in rows.slices):
             return EagerReason.SCORES
-        if self._gates.is_waiting:
-            return EagerReason.LOADS
         if not owners.is_for_kernels_alone:
             return EagerReason.ADAPTERS
         key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners), is_mixed=rows.is_mixed)
@@ -172,6 +170,9 @@ class StepGraphs:
     ) -> torch.Tensor:
         """Launches the graph of a step. Returns the logits of the sampled rows, [num_sampled, vocab], which are valid
         until the next step is computed.
+
+        The device first waits for the whole of the loads that the step reads. An eager step waits layer by layer, but
+        takes longer by more than most loads do. Raises LoadFailed if one of them has failed.
         """
         found = self._passes[key]
         arrays = self._arrays(key, rows, self._cut(key, owners), tokens)
@@ -187,6 +188,7 @@ class StepGraphs:
         if tokens is not None:
             token_ids, sources = (self._inputs.view(layout, name) for name in ("token_ids", "sources"))
             take_tokens_launch(token_ids, sources, tokens.token_ids).run()
+        self._gates.wait_for_all()
         found.graph.replay()
         return self._logits[: rows.num_sampled]
 

@@ -157,7 +157,8 @@ def test_prompts_whose_tokens_are_scored_have_no_graph(base: Path) -> None:
     stats = driver.loop.stats()
     assert stats.eager_score_steps - before.eager_score_steps == 1
     assert stats.eager_chunk_steps == before.eager_chunk_steps
-    assert stats.graph_steps - before.graph_steps == 7
+    assert stats.graph_prompt_steps - before.graph_prompt_steps == 1
+    assert stats.graph_steps - before.graph_steps == 6
 
 
 def test_a_capture_without_memory_leaves_an_engine_that_serves(

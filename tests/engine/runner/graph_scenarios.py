@@ -123,8 +123,10 @@ def replays_have_the_bits_of_their_launches(
     outcomes = serve(driver, rounds, max_tokens)
 
     stats = driver.loop.stats()
-    assert checked.steps.total() == stats.graph_steps - before.graph_steps == stats.steps - before.steps
-    assert sum(steps for key, steps in checked.steps.items() if key.is_mixed) >= len(rounds)
+    mixed = sum(steps for key, steps in checked.steps.items() if key.is_mixed)
+    assert checked.steps.total() == stats.steps - before.steps
+    assert mixed == stats.graph_prompt_steps - before.graph_prompt_steps >= len(rounds)
+    assert checked.steps.total() - mixed == stats.graph_steps - before.graph_steps
     assert checked.rows >= {1, 2, 3}
     loras = [key.lora for key in checked.steps if not key.is_mixed]
     assert None in loras

@@ -155,6 +155,7 @@ class LlamaRunner:
         finder = SegmentFinder(pool)
         builder = BatchBuilder(PAGE_TOKENS, memory.null_frame, DEVICE, rules)
         parts = PackedParts(decoder, TritonAttention(model, cache, dtype), builder, lora)
+        self.gates = cache.gates
         self.forward = PackedForward(parts, finder, self.pinned)
         self.keys = GraphKeys(MAX_REQUESTS, lora.max_rank, rules.min_rows, max_mixed_rows=256)
         limits = GraphLimits(self.keys, model.context_tokens, PAGE_TOKENS)

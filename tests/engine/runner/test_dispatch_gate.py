@@ -15,6 +15,7 @@ from graftwork.engine.core.step import SampleSpec
 
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 
+from graftwork.engine.kv.transfer.plan import LayerGate, LoadFailed
 from graftwork.engine.lora.triton.backend import StepOwners
 from graftwork.engine.runner.graph_keys import EagerReason, GraphKey
 from tests.engine.runner.device_gate import StepCounts, counted
@@ -216,6 +217,29 @@ def test_a_graph_of_a_mixed_step_holds_its_launches(graphs: LlamaRunner) -> None
     assert counts.kernels["attend_tiles_kernel"] == counts.kernels["attend_splits_kernel"] == 32
     assert counts.kernels["shrink_tiles_kernel"] == counts.kernels["expand_tiles_kernel"] == 128
     assert counts.num_launches <= MOST_LAUNCHES - 4 + 33
+
+
+def test_a_step_by_a_graph_waits_for_whole_loads(graphs: LlamaRunner) -> None:
+    """A graph is launched after its step has waited for the loads that it reads, once; if one of them fails, not at all."""
+    gates, plan, waits = graphs.gates, decode_plan(plain_specs(4)), list[int]()
+    good, bad = LayerGate(LLAMA.num_layers), LayerGate(LLAMA.num_layers)
+    good.open_layers(LLAMA.num_layers, lambda: waits.append(graphs.recorder.num_replays))
+    bad.open_layers(LLAMA.num_layers - 1, lambda: None)
+    bad.fail()
+    gates.add("good", good)
+    gates.add("bad", bad)
+    before = graphs.recorder.num_replays
+
+    gates.select(["good"])
+    with counted(graphs.pinned):
+        graphs.runner.launch(plan).sample()
+    gates.select(["bad"])
+    with counted(graphs.pinned), pytest.raises(LoadFailed):
+        graphs.runner.launch(plan)
+    gates.select([])
+
+    assert waits == [before]
+    assert graphs.recorder.num_replays == before + 1
 
 
 @pytest.mark.parametrize(("num_requests", "has_graph"), [(64, True), (65, False)])
