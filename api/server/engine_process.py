@@ -77,10 +77,8 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     configure_logging(settings.log_level, form=settings.log_format)
     if settings.engine_cores is not None:
         run_on_engine_cores(settings.engine_cores)
-    content = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
-    from graftwork.adapters.registry.weights import ArtifactAdapterSource
-    from graftwork.api.server.tls import engine_tls
-    from graftwork.engine.rpc.server import serve_engine
+    files = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
+    from graftwork.engine.build.devices import ModelReading
 
     warn_of_former_settings(settings)
     sizes = {name: value for name in _SIZES if (value := getattr(settings, name)) is not None}
@@ -117,6 +115,11 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         renew_calibration=settings.renew_calibration,
         **sizes,
     )
+    reading = ModelReading(config, files)  # and weights are copied while it imports the rest
+    from graftwork.adapters.registry.weights import ArtifactAdapterSource
+    from graftwork.api.server.tls import engine_tls
+    from graftwork.engine.rpc.server import serve_engine
+
     serve_engine(
         config,
         partial(ArtifactAdapterSource, artifact_store(settings)),
@@ -125,7 +128,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
         membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
         tls=engine_tls(settings),
-        content=content,
+        reading=reading,
     )
 
 

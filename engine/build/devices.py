@@ -10,14 +10,17 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
 
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.model.weight_reader import TensorSource
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.quantization.scheme import round_to_nearest
@@ -240,6 +243,37 @@ def load_weights(
             "or a device with more memory.",
             param="model",
         ) from error
+
+
+class ModelReading:
+    """Reads a model on threads, so that a process can import the rest of its code meanwhile."""
+
+    def __init__(self, config: EngineConfig, files: FingerprintReading | None = None) -> None:
+        """Begins to load the weights, unless several ranks divide them. `files` are those of the model, being hashed."""
+        self._config = config
+        self._files = files or FingerprintReading(config.model)
+        self._weights: Future[DecoderWeights] | None = None
+        if config.tensor_parallel == 1:
+            self._weights = Future()
+            # a daemon: a process that fails meanwhile ends at once
+            Thread(target=self._load, args=(self._weights,), name="weights", daemon=True).start()
+
+    def fingerprint(self) -> str:
+        """Waits for the end of the hashing, and returns the model's fingerprint. Raises InvalidRequest."""
+        return self._files.result(self._config.quantization)
+
+    def weights(self) -> DecoderWeights | None:
+        """Waits for the weights, and returns them. None if they are not being loaded. Raises as `load_weights` does."""
+        return None if self._weights is None else self._weights.result()
+
+    def _load(self, found: "Future[DecoderWeights]") -> None:
+        config = self._config
+        try:
+            torch.set_num_threads(config.threads)
+            model, device = read_served_model(config), choose_device(config.device)
+            found.set_result(load_weights(config, model, device, choose_dtype(config.dtype, model, device)))
+        except BaseException as error:  # noqa: BLE001 - whatever a load meets, its caller is told
+            found.set_exception(error)
 
 
 def _cpu_multiplies_bfloat16() -> bool:

@@ -4,7 +4,9 @@ Owns the weights. Linear layers with the same input, such as q, k and v, are joi
 tensor in the folder: a tensor that the model does not use is an error.
 """
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +68,10 @@ class LayerWeights:
         return self.mlp.group(name) if mixer is None else mixer
 
 
+_MOST_LOADING_THREADS = 4
+"""With more, a disk or the memory is the limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
     """All weights of a model, on the device."""
@@ -114,17 +120,6 @@ class DecoderWeights:
         linears += [] if self.head.shares(self.embedding) else [self.head]
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in linears)
 
-    def pack(self) -> None:
-        """Stores the weights of all linear layers in blocks, where that is faster (see Linear.pack).
-
-        If the output head shares its weight with the embedding, the head gets a copy of its own. Products have no more
-        rows at once than keep the bits of a row on this machine.
-        """
-        for linear in (self.head, *(linear for layer in self.layers for linear in layer.linears)):
-            rules = BatchInvariance.of(linear.dtype, linear.device)
-            linear.limit_rows(rules.rows_at_once(linear.in_features))
-            linear.pack()
-
 
 def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
     """Opens the weight files of a model. `config` is the whole model. Raises InvalidRequest as WeightReader does."""
@@ -137,14 +132,24 @@ def load_decoder_weights(
 ) -> DecoderWeights:
     """Reads all weights of a model onto the device, in `dtype`. Joins linear layers with the same input.
 
+    Several threads read layers at the same time, because one of them copies more slowly than memory can. The weights of
+    linear layers are stored in blocks, where that is faster (see Linear.pack): an output head that shares its weight with
+    the embedding then has a copy of its own. Products have no more rows at once than keep the bits of a row on this machine.
+
     Raises InvalidRequest if a tensor is missing, has another shape, or is not part of the model. The error names the
     tensor.
     """
     tensors = _TensorReader(reader, config, device, dtype, StepKinds())
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    with ThreadPoolExecutor(_loading_threads(), thread_name_prefix="weights") as threads:
+        try:
+            layers = tuple(threads.map(tensors.packed_layer, range(config.num_layers)))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
     weights = DecoderWeights(
         embedding=embedding,
-        layers=tuple(tensors.layer(index) for index in range(config.num_layers)),
+        layers=layers,
         target_shapes=config.target_shapes,
         norm=tensors.norm("model.norm", config.hidden_size),
         head=joined_linear([tensors.head(embedding)], None, dtype, StepKinds()),
@@ -152,8 +157,19 @@ def load_decoder_weights(
     )
     _refuse_leftovers(reader, config)
     reader.close()
-    weights.pack()
+    _pack(weights.head)
     return weights
+
+
+def _loading_threads() -> int:
+    """Returns how many threads load layers: as many as the process has cores for, each with torch's own threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST_LOADING_THREADS, cores // torch.get_num_threads()))
+
+
+def _pack(linear: AnyLinear) -> None:
+    linear.limit_rows(BatchInvariance.of(linear.dtype, linear.device).rows_at_once(linear.in_features))
+    linear.pack()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +206,13 @@ class _TensorReader:
         if block.norm is not NormKind.RMS:
             return (weight.float() + block.norm_offset).to(self.device)
         return weight.to(self.device, self.dtype)
+
+    def packed_layer(self, index: int) -> LayerWeights:
+        """Reads one layer, with its linear layers in blocks where that is faster."""
+        layer = self.layer(index)
+        for linear in layer.linears:
+            _pack(linear)
+        return layer
 
     def layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
