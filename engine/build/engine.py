@@ -228,15 +228,17 @@ def _load_model(
     settings = RankSettings(config, model, content, device, dtype)
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model
+    compiling = None
     try:
         import_kernels(own, device)
-        wait_for_kernels = begin_compiling(own, part, dtype, device)
+        compiling = begin_compiling(own, part, dtype, device)
         with phases.phase("weights"):
             weights = None if reading is None else reading.weights()
             if weights is None:
                 weights = load_weights(own, part, device, dtype, ranks.tensors(open_weights(config.model, model)))
         with phases.phase("kernels"):
-            wait_for_kernels()
+            if compiling is not None:
+                compiling.wait()
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         draft_model = build_draft_model(config, draft, device, weights.num_bytes)
@@ -249,6 +251,8 @@ def _load_model(
         ranks.meet(storage, inbox.put)
     except Exception:
         ranks.abandon()
+        if compiling is not None:
+            compiling.stop()
         raise
     return _Loaded(settings, ranks, parts, storage, draft_head or draft_model)
 

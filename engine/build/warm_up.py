@@ -5,11 +5,12 @@ It also loads the kernels, which take device memory too. When it ends, only the 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,6 +37,9 @@ from graftwork.engine.model.projections import EXPERT_GROUPS, GroupShape, group_
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
+
+if TYPE_CHECKING:
+    from graftwork.engine.build.compile_kernels import CompilingAhead
 
 _log = logging.getLogger(__name__)
 
@@ -106,22 +110,22 @@ def _zero_experts(
 
 def begin_compiling(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> Callable[[], None]:
+) -> "CompilingAhead | None":
     """Begins to compile the kernels that this engine may launch on a GPU, where this machine has not done so before.
 
-    It happens in other processes, while the weights are loaded. Returns a function that waits for its end.
+    It happens in other processes, while the weights are loaded. Returns None if nothing is to be compiled.
     """
     parts: tuple[KernelPart, ...] = ("rows", "attention", "lora")
     are_wanted = all(config.kernels_for(part) in ("auto", "triton") for part in parts)
     is_whole = config.tensor_parallel == 1  # a rank's model has other sizes than its config.json
     if device.type != "cuda" or not are_wanted or not is_whole or find_spec("triton") is None:
-        return lambda: None
+        return None
     from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel
 
     major, minor = torch.cuda.get_device_capability(device)
     page_tokens = page_tokens_of(config, model)
     served = ServedModel(model, dtype, page_tokens=page_tokens, max_lora_rank=config.max_lora_rank)
-    return CompilingAhead(config.model, served, 10 * major + minor).wait
+    return CompilingAhead(config.model, served, 10 * major + minor)
 
 
 def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:
