@@ -13,6 +13,7 @@ import torch
 
 from graftwork.engine.build.device_sizes import FrameSizer
 from graftwork.engine.build.devices import batch_limits, page_tokens_of
+from graftwork.engine.build.graphs import wants_cuda_graphs
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.disk.file_format import file_bytes
@@ -163,7 +164,9 @@ def build_page_copier(config: EngineConfig, storage: KvStorage, report: Report, 
 
 def overlaps_loads(config: EngineConfig, device: torch.device) -> bool:
     """Returns whether a step starts while its KV is still loaded from the host."""
-    return device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
+    if config.overlap_loads is not None:
+        return config.overlap_loads
+    return device.type == "cuda" and not wants_cuda_graphs(config, device)
 
 
 def _open_disk(config: EngineConfig, layout: str) -> TierStore | None:

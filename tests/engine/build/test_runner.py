@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graftwork.engine.build.graphs import wants_cuda_graphs
+from graftwork.engine.build.kv import overlaps_loads
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.runner.forward import StepPaths
@@ -28,6 +29,15 @@ def test_graphs_are_for_one_gpu_and_can_be_turned_off(models: RandomModels) -> N
     with pytest.raises(InvalidRequest, match="choose one of auto, off") as refusal:
         wants_cuda_graphs(EngineConfig(models.base, cuda_graphs="on"), CPU)
     assert refusal.value.param == "cuda_graphs"
+
+
+def test_steps_overlap_loads_where_graphs_do_not_wait_for_all_of_them(models: RandomModels) -> None:
+    """By default a step reads KV that is still on its way only on CUDA without graphs; a setting decides otherwise."""
+    config, off = EngineConfig(models.base), EngineConfig(models.base, cuda_graphs="off")
+
+    assert [overlaps_loads(*given) for given in ((config, CPU), (config, GPU), (off, GPU))] == [False, False, True]
+    assert all(overlaps_loads(EngineConfig(models.base, overlap_loads=True), device) for device in (CPU, GPU))
+    assert not overlaps_loads(EngineConfig(models.base, overlap_loads=False, cuda_graphs="off"), GPU)
 
 
 def test_an_engine_reports_how_its_steps_were_computed(make_engine: Callable[..., EngineDriver]) -> None:
