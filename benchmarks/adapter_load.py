@@ -34,6 +34,7 @@ from graftwork.engine.lora.adapter_copies import DirectCopies
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.weights import TARGETS, AdapterWeights
+from graftwork.engine.model.projections import GROUPS, ProjectionGroup
 
 ROUNDS = 31
 PEFT_ROUNDS = 9
@@ -107,6 +108,9 @@ def median_ms(run: Callable[[], object], rounds: int, clock: Callable[[], float]
 
 class Shapes:
     """The base, as far as a plain adapter asks for it."""
+
+    def groups(self, layer: int) -> tuple[ProjectionGroup, ...]:
+        return GROUPS
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise AssertionError("a plain adapter needs no weights of the base")

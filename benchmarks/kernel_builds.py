@@ -33,6 +33,8 @@ from rich.progress import track
 from graftwork.engine.build.compile_kernels import ServedModel, served_variants
 from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant
+from graftwork.engine.model.architectures import VARIANTS
+from graftwork.engine.model.block import Activation, StreamsSpec
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import ExpertsConfig, RouterScore, RouterSpec
 from graftwork.engine.model.rope_config import RopeConfig
@@ -67,7 +69,7 @@ _SMALL = replace(
     windows=(512, None),
 )
 _WIDE_HEADS = replace(_LLAMA, vocab_size=200_064, hidden_size=3072, intermediate_size=8192, num_heads=24, head_dim=96)
-MODELS: Mapping[str, ServedModel] = {
+MODELS: dict[str, ServedModel] = {
     "llama-8b bf16": ServedModel(_LLAMA, torch.bfloat16),
     "windows, norms of heads, odd vocabulary fp32": ServedModel(_SMALL, torch.float32),
     "head size 96 fp16": ServedModel(_WIDE_HEADS, torch.float16),
@@ -83,7 +85,28 @@ ROUTED_MODELS: Mapping[str, ServedModel] = {
     ),
 }
 """Models with experts, compiled besides."""
-ALL_MODELS: Mapping[str, ServedModel] = {**MODELS, **ROUTED_MODELS}
+_STREAMS = replace(
+    _LLAMA,
+    vocab_size=262_400,
+    hidden_size=2048,
+    intermediate_size=16_384,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=256,
+    rms_norm_eps=1e-6,
+    ropes=(RopeConfig(10_000.0), RopeConfig(1_000_000.0)) * 2,
+    has_qk_norm=True,
+    windows=(512, None) * 2,
+    block=VARIANTS["Gemma3nForCausalLM"].block,
+    activation=Activation.GELU_TANH,
+    streams=StreamsSpec(4, 0, scales_gates=True, laurel_rank=64, input_width=256, input_vocab_size=262_144),
+    kv_sources=(0, 1, 0, 1),
+    sparsity=(0.95, 0.0, 0.0, 0.0),
+)
+STREAM_MODELS: dict[str, ServedModel] = {"gemma-3n-e4b bf16": ServedModel(_STREAMS, torch.bfloat16)}
+"""Models with several residual streams, compiled besides."""
+ALL_MODELS: Mapping[str, ServedModel] = {**MODELS, **ROUTED_MODELS, **STREAM_MODELS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
+from graftwork.engine.model.part_weights import RecurrentWeights
 from graftwork.engine.model.recurrence import RecurrenceConfig
-from graftwork.engine.model.recurrent_weights import RecurrentWeights
 from graftwork.engine.recurrence.layers import RecurrentLayers
 from graftwork.engine.recurrence.scan import Scan, compiled_scan, torch_scan
 from graftwork.engine.recurrence.state_pages import StatePages

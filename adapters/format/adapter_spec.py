@@ -1,7 +1,8 @@
 """Defines the types of a validated adapter: where each tensor is in the weights file, and how the tensor is applied.
 
 `module_reader.py` makes these values, and `registry/weights.py` builds matrices from them. Never reads a file.
-Invariant: `AdapterSpec.entries` covers every tensor of the file. A fused tensor, such as one matrix for q, k and v, has
+Invariant: `AdapterSpec.entries` covers every tensor of the file, but those of keys and values that the model's layer does
+not have, because it reads those of another layer: they would change nothing. A fused tensor, such as one matrix for q, k and v, has
 one entry for each of its modules, and these entries together contain all of its rows.
 """
 
@@ -19,6 +20,7 @@ TARGETS = (
     *("router", "shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_gate"),
     *("experts_gate_up", "experts_gate", "experts_up", "experts_down"),
     *("in_proj", "out_proj"),
+    *("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection"),
 )
 """The names of the modules that an adapter can change (targets). Lists and hashes keep this order."""
 

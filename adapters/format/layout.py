@@ -3,7 +3,7 @@
 Owns the rule that every tensor belongs to a module of the model, and has the right shape and scale for this module.
 Never imports torch, and never opens a file: the caller passes the content.
 Invariant: an adapter is accepted completely, or refused with the name of the wrong tensor or field. No tensor is
-skipped or padded.
+padded, and none is skipped that would change an answer.
 """
 
 from collections.abc import Iterable
@@ -87,6 +87,8 @@ def _group(entries: Iterable[TensorEntry], reader: ModuleReader, description: En
         place = find_routed_place(entry.name, description.experts) or find_place(entry.name)
         if place is None:
             _refuse_name(entry)
+        if reader.changes_nothing(place):
+            continue
         reader.check_place(place, entry)
         group = found.setdefault((place.layer, place.target), FoundModule(place, {}))
         first = group.entries.setdefault(place.part, entry)

@@ -19,7 +19,29 @@ def modules_of(description: EngineDescription, layer: int) -> Modules:
     """Returns the modules of one layer, without those inside a routed block."""
     experts = description.experts
     is_routed = experts is not None and layer in experts.layers
-    return dict([*_mixer(description, is_recurrent=is_recurrent(description, layer)), *_mlp(description, is_routed)])
+    found = dict([*_mixer(description, is_recurrent=is_recurrent(description, layer)), *_mlp(description, is_routed)])
+    if description.modules is not None:
+        found |= {name: (name.rpartition(".")[2],) for name in description.modules.further}
+    return {name: targets for name, targets in found.items() if not reads_others(description, layer, name)}
+
+
+def reads_others(description: EngineDescription, layer: int, name: str) -> bool:
+    """Returns whether a module would compute keys or values in a layer that reads those of another layer."""
+    modules = description.modules
+    return modules is not None and layer in modules.query_layers and name in ("self_attn.k_proj", "self_attn.v_proj")
+
+
+def shape_of(description: EngineDescription, layer: int | None, target: str) -> tuple[int, int]:
+    """Returns (out_features, in_features) of a target in one layer."""
+    out_features, in_features = description.target_shapes[target]
+    widths = () if description.modules is None else description.modules.mlp_widths
+    if not widths or layer is None:
+        return out_features, in_features
+    return {
+        "gate_proj": (widths[layer], in_features),
+        "up_proj": (widths[layer], in_features),
+        "down_proj": (out_features, widths[layer]),
+    }.get(target, (out_features, in_features))
 
 
 def all_modules(description: EngineDescription) -> Modules:
@@ -42,7 +64,7 @@ def _mixer(description: EngineDescription, *, is_recurrent: bool) -> Iterator[tu
 
 def _mlp(description: EngineDescription, is_routed: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     modules = description.modules
-    if modules is None:
+    if modules is None or not modules.targets:
         yield from () if is_routed else _named_as_llama("mlp", description)
         return
     prefix = "shared_" if is_routed else ""

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, BiasSpec, ModuleSpec, SavedSpec
 from graftwork.adapters.format.lora_config import LoraConfig
-from graftwork.adapters.format.module_names import Modules, all_modules, modules_of
+from graftwork.adapters.format.module_names import Modules, all_modules, modules_of, reads_others, shape_of
 from graftwork.adapters.format.safetensors_file import TensorEntry
 from graftwork.adapters.format.tensor_names import PARENTS, ROUTED, Part, Place
 from graftwork.engine.core.stats import EngineDescription
@@ -47,9 +47,9 @@ class ModuleReader:
 
     def check_place(self, place: Place, entry: TensorEntry) -> None:
         """Checks that the model has the module and the layer that the tensor's name contains. Raises ValidationFailed."""
-        if place.parent is None or place.layer is None:
+        if place.layer is None:
             return
-        name = f"{place.parent}.{place.target}"
+        name = place.in_layer
         shapes, is_routed_part = self._description.target_shapes, place.parent == ROUTED
         known = PARENTS[ROUTED] & shapes.keys() if is_routed_part else self._all_modules.keys()
         if (place.target if is_routed_part else name) not in known:
@@ -63,6 +63,13 @@ class ModuleReader:
         if not is_routed_part and name not in self._modules_of(place.layer):
             others = "experts" if place.parent == "mlp" else ", ".join(self._modules_of(place.layer))
             refuse(entry, f"layer {place.layer} has {others} in place of this module.")
+
+    def changes_nothing(self, place: Place) -> bool:
+        """Returns whether a tensor would change keys or values of a layer that reads those of another one.
+
+        Older versions of transformers give such layers modules that they never call, so adapters have tensors for them.
+        """
+        return place.layer is not None and reads_others(self._description, place.layer, place.in_layer)
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
         """Returns the LoRA of the module.
@@ -144,9 +151,9 @@ class ModuleReader:
 
     def _targets(self, place: Place) -> tuple[str, ...]:
         """Returns the targets that a module holds, in the order of its rows."""
-        if place.parent in (None, ROUTED) or place.layer is None:
+        if place.parent == ROUTED or place.layer is None:
             return (place.target,)
-        return self._modules_of(place.layer)[f"{place.parent}.{place.target}"]
+        return self._modules_of(place.layer)[place.in_layer]
 
     def _shape(self, place: Place) -> tuple[int, int]:
         """Returns (out_features, in_features) of the module in the model."""
@@ -155,7 +162,7 @@ class ModuleReader:
             return hidden_size, vocab_size
         if place.target == HEAD:
             return vocab_size, hidden_size
-        shapes = [self._description.target_shapes[part] for part in self._targets(place)]
+        shapes = [shape_of(self._description, place.layer, part) for part in self._targets(place)]
         return sum(shape[0] for shape in shapes), shapes[0][1]
 
     def _check_factor(self, entry: TensorEntry, expected: tuple[int, int], rank: int) -> None:
@@ -188,7 +195,8 @@ class ModuleReader:
         targets = self._targets(place)
         if targets == (whole.target,):
             return [whole]
-        borders = accumulate((self._description.target_shapes[target][0] for target in targets), initial=0)
+        widths = (shape_of(self._description, place.layer, target)[0] for target in targets)
+        borders = accumulate(widths, initial=0)
         return [
             ModuleSpec(
                 whole.layer,

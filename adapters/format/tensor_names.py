@@ -73,7 +73,8 @@ _PARTS_OF_REST = {EMBEDDING: _OF_EMBEDDING | _OF_SAVED, HEAD: _OF_LINEAR | _OF_S
 _NAME = re.compile(
     r"(?:base_model\.model\.)?"
     r"(?P<module>(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?layers"
-    r"\.(?P<layer>0|[1-9][0-9]{0,3})\.(?P<parent>self_attn|mlp|mamba|shared_mlp)\.(?P<target>[a-z_]{1,32})"
+    r"\.(?P<layer>0|[1-9][0-9]{0,3})\.(?:(?P<parent>self_attn|mlp|mamba|shared_mlp|laurel)\.(?P<target>[a-z_]{1,32})"
+    r"|(?P<alone>per_layer_input_gate|per_layer_projection))"
     r"|(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?(?P<embedding>embed_tokens)"
     r"|(?:language_model\.)?(?P<head>lm_head))"
     r"\.(?P<part>[A-Za-z_.]{1,64})"
@@ -88,8 +89,14 @@ class Place:
     """The module's name as PEFT's patterns match it, such as `model.layers.3.self_attn.q_proj`."""
     layer: int | None
     parent: str | None
+    """The part of the layer that has the module; None for a module of the layer itself, or outside the layers."""
     target: str
     part: Part
+
+    @property
+    def in_layer(self) -> str:
+        """The module's name within its layer."""
+        return self.target if self.parent is None else f"{self.parent}.{self.target}"
 
 
 def find_place(name: str) -> Place | None:
@@ -102,7 +109,8 @@ def find_place(name: str) -> Place | None:
         part = _PARTS_OF_REST[target].get(match["part"])
         return None if part is None else Place(match["module"], None, None, target, part)
     part = part_of_layer(match["part"])
-    return None if part is None else Place(match["module"], int(match["layer"]), match["parent"], match["target"], part)
+    target = match["target"] or match["alone"]
+    return None if part is None else Place(match["module"], int(match["layer"]), match["parent"], target, part)
 
 
 def part_of_layer(text: str) -> Part | None:

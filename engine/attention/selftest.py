@@ -35,7 +35,7 @@ def why_attention_fails(model: ModelConfig, page_tokens: int, device: torch.devi
     Tests one layer for each window that a layer of the model has. Returns None if the results agree with fp64.
     """
     windows = tuple(dict.fromkeys(model.windows))
-    small = replace(model, num_layers=len(windows), windows=windows)
+    small = replace(model, num_layers=len(windows), windows=windows, kv_sources=())
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             errors = [_error(small, layer, page_tokens, device, dtype) for layer in range(len(windows))]

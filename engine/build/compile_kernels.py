@@ -81,6 +81,8 @@ def served_variants(model: ServedModel) -> list[KernelVariant]:
 
 def _served(model: ServedModel) -> Iterator[KernelVariant]:
     config, dtype = model.config, model.dtype
+    inputs = () if config.streams is None else (config.streams.input_width,)
+    widths = dict.fromkeys((*config.mlp_widths, *inputs))
     shape = ModelShape(
         name=str(dtype).removeprefix("torch."),
         hidden=config.hidden_size,
@@ -96,8 +98,11 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         has_input_norms=config.block.norms.before_attention is not None,
         has_post_norms=config.block.norms.after_attention is not None,
         has_wide_qk_norm=config.block.has_wide_qk_norm,
+        has_value_norm=config.block.has_value_norm,
+        has_query_layers=bool(config.query_layers),
         activation=config.activation.value,
-        other_intermediates=tuple(width for width in config.mlp_widths if width != config.intermediate_size),
+        other_intermediates=tuple(width for width in widths if width != config.intermediate_size),
+        other_norms=inputs,
         ropes=tuple(
             None if rope is None else (rope.rotated_features(config.head_dim), rope.is_interleaved)
             for rope in dict.fromkeys(config.ropes)

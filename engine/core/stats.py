@@ -33,8 +33,9 @@ class EngineDescription:
     """The pair (out_features, in_features) of each LoRA target.
 
     The targets are q_proj, k_proj, v_proj, o_proj, and those of the MLP: gate_proj, up_proj and down_proj of dense
-    layers; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of routed layers; in_proj and
-    out_proj of recurrent layers.
+    layers, of the widest if they differ; router, shared_gate_proj, shared_up_proj, shared_down_proj and shared_gate of
+    routed layers; in_proj and out_proj of recurrent layers; linear_left, linear_right, per_layer_input_gate and
+    per_layer_projection of layers with several residual streams.
     """
     max_lora_rank: int
     page_tokens: int

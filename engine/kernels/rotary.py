@@ -2,7 +2,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Prepares attention in one launch: normalises and rotates queries and keys, and writes KV into the pages of the cache.
 
-    query = rotate(norm(q))                     to a tensor of its own
+    query = rotate(norm(q))                     to a tensor of its own; a layer may have queries alone
     pages[page, offset] = rotate(norm(k)), v    and zeros to the rest of a page that the step begins
 
 One program computes one token and some heads: of the queries, the keys or the values. A head is read as pairs of
@@ -72,6 +72,25 @@ def normalised_heads(
 
 
 @triton.jit
+def weighted_heads(
+    first,
+    second,
+    weights,
+    firsts,
+    seconds,
+    mask,
+    epsilon,
+    KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Normalises heads by the weights at the addresses `weights`, [heads, 1]."""
+    first_weight = tl.load(weights + firsts, mask=mask, other=0.0).to(tl.float32)
+    second_weight = tl.load(weights + seconds, mask=mask, other=0.0).to(tl.float32)
+    return normalised_heads(first, second, first_weight, second_weight, epsilon, KIND, DTYPE, HEAD_DIM)
+
+
+@triton.jit
 def store_heads(targets, firsts, seconds, first, second, mask):
     """Stores both features of each pair. `targets` are the addresses of heads, [heads, 1]."""
     dtype = targets.dtype.element_ty
@@ -114,6 +133,7 @@ def rotate_and_store_kernel(
     PAIR_STEP: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
 ):
     """Computes BLOCK_HEADS heads of one token: of its query, its key or its value."""
     dtype = qkv.dtype.element_ty
@@ -136,13 +156,15 @@ def rotate_and_store_kernel(
     sources = qkv + row.to(tl.int64) * qkv_stride + first_head * HEAD_DIM + starts
     first = tl.load(sources + firsts, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(sources + seconds, mask=mask, other=0.0).to(tl.float32)
+    weights = qk_norm + first_head * HEAD_DIM + starts
+    if NORMS_VALUES:
+        first, second = weighted_heads(
+            first, second, weights, firsts, seconds, mask, epsilon, NORM_KIND, dtype, HEAD_DIM
+        )
     if not is_value:
-        if HAS_NORM:
-            weights = qk_norm + first_head * HEAD_DIM + starts
-            first_weight = tl.load(weights + firsts, mask=mask, other=0.0).to(tl.float32)
-            second_weight = tl.load(weights + seconds, mask=mask, other=0.0).to(tl.float32)
-            first, second = normalised_heads(
-                first, second, first_weight, second_weight, epsilon, NORM_KIND, dtype, HEAD_DIM
+        if HAS_NORM and not NORMS_VALUES:
+            first, second = weighted_heads(
+                first, second, weights, firsts, seconds, mask, epsilon, NORM_KIND, dtype, HEAD_DIM
             )
         if ROTARY_DIM > 0:
             angles = tl.load(positions + row).to(tl.int64) * ROTARY_DIM + pairs * PAIR_STEP
@@ -181,9 +203,11 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """The norms of the heads of queries and keys."""
+    """The norms of the heads of queries and keys, and of those of values if there are rows for them."""
 
-    weight: torch.Tensor  # [heads + kv_heads, head_dim]
+    weight: (
+        torch.Tensor
+    )  # [heads + kv_heads, head_dim] or [heads + 2 * kv_heads, head_dim]; [heads, head_dim] for queries
     epsilon: float
     kind: str = "rms"
     """A NormKind: "rms" or "rms_rounded_once"."""
@@ -209,19 +233,21 @@ def rotate_and_store_launch(
 ) -> Launch:
     """Returns the launch that writes rotated queries to `query`, and keys and values into the pages `kv`.
 
-    qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim] with any stride between rows. query: [num_tokens, heads,
+    qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim] with any stride between rows; if it has queries alone, nothing is
+    written to pages. query: [num_tokens, heads,
     head_dim], contiguous. kv: the keys and the values of one layer, each [frames, page_tokens, kv_heads, head_dim] with
     any strides of pages and tokens, the same for both. A table of None rotates nothing. Raises ValueError if the strides
     do not fit.
     """
     keys, values = kv
     num_heads, head_dim = query.shape[1:]
-    page_tokens, num_kv_heads = keys.shape[1:3]
+    page_tokens, heads_of_page = keys.shape[1:3]
+    num_kv_heads = heads_of_page if qkv.shape[1] > num_heads * head_dim else 0
     angles = () if table is None else (table.cosines, table.sines)
     is_dense = query.is_contiguous() and all(part.is_contiguous() for part in angles) and qkv.stride(1) == 1
     if not is_dense or keys.stride() != values.stride() or keys.stride()[2:] != (head_dim, 1):
         raise ValueError("query and tables must be contiguous, and so must the heads of a token in qkv and in a page")
-    block_heads = min(triton.next_power_of_2(num_kv_heads), 8)
+    block_heads = min(triton.next_power_of_2(heads_of_page), 8)
     block_half = triton.next_power_of_2(head_dim // 2)
     arguments: dict[str, Any] = {
         "qkv": qkv,
@@ -249,6 +275,7 @@ def rotate_and_store_launch(
         "PAIR_STEP": 2 if table is not None and table.is_interleaved else 1,
         "BLOCK_HEADS": block_heads,
         "BLOCK_HALF": block_half,
+        "NORMS_VALUES": norm is not None and num_kv_heads > 0 and len(norm.weight) == num_heads + 2 * num_kv_heads,
     }
     grid = (len(qkv), triton.cdiv(num_heads, block_heads) + 2 * triton.cdiv(num_kv_heads, block_heads))
     num_warps = min(max(block_heads * block_half // 128, 1), 4)

@@ -44,7 +44,12 @@ class ModelShape:
     has_wide_qk_norm: bool = False
     activation: str = "silu"
     other_intermediates: tuple[int, ...] = ()
-    """The widths of activations besides `intermediate`: those of experts and of shared experts."""
+    """The widths of activations besides `intermediate`: those of experts, of shared experts, and of layers' own inputs."""
+    other_norms: tuple[int, ...] = ()
+    """The widths of norms besides `hidden`."""
+    has_value_norm: bool = False
+    has_query_layers: bool = False
+    """Whether some layers have queries alone."""
     ropes: tuple[tuple[int, bool] | None, ...] = ((-1, False),)
     """For each kind of rotary embedding the number of rotated features, -1 for all, and whether pairs are neighbours."""
 
@@ -119,8 +124,10 @@ def served_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
     yield from _norm_launches(shape)
     for rope in dict.fromkeys(shape.ropes):
         word = _rope_word(rope)
-        yield word, _rotate_launch(shape, rope, torch.int32)
-        yield f"{word} int64".lstrip(), _rotate_launch(shape, rope, torch.int64)
+        for numbers, suffix in ((torch.int32, ""), (torch.int64, " int64")):
+            yield f"{word}{suffix}".lstrip(), _rotate_launch(shape, rope, numbers)
+            if shape.has_query_layers:
+                yield f"{word} queries{suffix}".lstrip(), _rotate_launch(shape, rope, numbers, has_keys=False)
     yield shape.activation, activate_launch(*_gates_of(shape), shape.activation)
     for width in shape.other_intermediates:
         gate_up, inner = (_meta(_NUM_TOKENS, parts * width, dtype=shape.dtype) for parts in (2, 1))
@@ -135,6 +142,9 @@ def _norm_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
     weight = _meta(shape.hidden, dtype=kept)
     post_weight = weight if shape.has_post_norms else None
     yield "norm", norm_launch(hidden, weight, normed, shape.norms)
+    for width in shape.other_norms:
+        x, own = _meta(_NUM_TOKENS, width, dtype=shape.dtype), _meta(width, dtype=kept)
+        yield f"norm of {width}", norm_launch(x, own, x, shape.norms)
     if shape.has_input_norms:
         yield "add", add_norm_launch(hidden, delta, (post_weight, weight), normed, shape.norms)
     if shape.has_post_norms or shape.norms.scale != 1.0 or not shape.has_input_norms:
@@ -159,11 +169,15 @@ def _gates_of(shape: ModelShape) -> tuple[torch.Tensor, torch.Tensor]:
     return gate_up, inner
 
 
-def _rotate_launch(shape: ModelShape, rope: tuple[int, bool] | None, numbers: torch.dtype) -> Launch:
-    num_heads = shape.heads + 2 * shape.kv_heads
+def _rotate_launch(
+    shape: ModelShape, rope: tuple[int, bool] | None, numbers: torch.dtype, *, has_keys: bool = True
+) -> Launch:
+    kv_heads = shape.kv_heads if has_keys else 0
+    num_heads = shape.heads + 2 * kv_heads
     pages = _meta(_NUM_FRAMES, 2, shape.page_tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
     kept = shape.dtype if shape.norms.kind == "rms" else torch.float32
-    norm = HeadNorm(_meta(shape.heads + shape.kv_heads, shape.head_dim, dtype=kept), 1e-6, shape.norms.kind)
+    normed = num_heads if shape.has_value_norm else shape.heads + kv_heads
+    norm = HeadNorm(_meta(normed, shape.head_dim, dtype=kept), 1e-6, shape.norms.kind)
     rows = RowPlaces(*(_meta(_NUM_TOKENS, dtype=numbers) for _ in range(3)))
     table = None
     if rope is not None:

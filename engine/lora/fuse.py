@@ -23,7 +23,7 @@ from graftwork.engine.lora.resident_adapter import (
     pages_of_ranks,
 )
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
-from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup, stored_width
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 Module = tuple[torch.Tensor, torch.Tensor | None]
@@ -36,6 +36,10 @@ class BaseModules(Protocol):
     A DoRA adapter rescales the outputs of a layer, and computes the scales from the layer's weight. A trained bias
     replaces the layer's own bias.
     """
+
+    def groups(self, layer: int) -> Sequence[ProjectionGroup]:
+        """Returns the groups of linear layers that a decoder layer has, each with the targets that it has."""
+        ...
 
     def module(self, layer: int, target: str) -> Module:
         """Returns the weight and the bias of one linear layer of the base model. Each may be a copy.
@@ -58,7 +62,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
     """
     deltas: dict[tuple[int, str], GroupDelta] = {}
     for layer in sorted({layer for layer, _ in (*weights.pairs, *weights.biases)}):
-        for group in GROUPS:
+        for group in base.groups(layer):
             changes = [_change_of(weights, layer, target) for target in group.targets]
             if any(change != (None, None) for change in changes):
                 deltas[layer, group.name] = _group(base, dtype, layer, group, changes)

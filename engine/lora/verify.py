@@ -25,7 +25,7 @@ from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
-from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup, stored_width
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 _ROW_COUNTS = {"cpu": (5,), "cuda": (5, 80)}
@@ -116,7 +116,7 @@ class _Probe:
     def run(self) -> None:
         self._lora.place(self._adapter)
         generator = torch.Generator(self._device).manual_seed(_SEED)
-        wheres = list(_groups_of(self._weights))
+        wheres = list(_groups_of(self._weights, self._base))
         for num_rows in self._row_counts:
             step = self._step(num_rows)
             for layer, group in wheres:
@@ -195,10 +195,11 @@ def _probe_saved_head(weights: AdapterWeights, adapter: ResidentAdapter, dtype: 
         raise _mismatch("lm_head, as saved", "another matrix", dtype)
 
 
-def _groups_of(weights: AdapterWeights) -> Iterator[tuple[int, ProjectionGroup]]:
+def _groups_of(weights: AdapterWeights, base: BaseModules) -> Iterator[tuple[int, ProjectionGroup]]:
     touched = {*weights.pairs, *weights.biases}
     for layer in sorted({layer for layer, _ in touched}):
-        yield from ((layer, group) for group in GROUPS if any((layer, target) in touched for target in group.targets))
+        own = base.groups(layer)
+        yield from ((layer, group) for group in own if any((layer, target) in touched for target in group.targets))
     if weights.head is not None:
         yield HEAD_LAYER, HEAD
 

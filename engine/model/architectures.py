@@ -5,11 +5,12 @@ biases, scales, and default settings. Never contains code for a single architect
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from graftwork.engine.model.block import LLAMA_BLOCK, BlockSpec, NormKind, NormTensors
+from graftwork.engine.core.layer_modules import LayerModules
+from graftwork.engine.model.block import LLAMA_BLOCK, STREAM_SETTINGS, BlockSpec, NormKind, NormTensors
 from graftwork.engine.model.experts import ExpertRules
 from graftwork.engine.model.recurrence import RecurrenceRules
 from graftwork.engine.model.rope_config import LLAMA_ROPE, RopeRules
@@ -55,10 +56,24 @@ class RopeRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScaleSetting:
-    """A number that is a setting of config.json to some power."""
+    """A number that is a setting of config.json to some power. The power 0 gives 1."""
 
     name: str
     power: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperRules:
+    """How a model that also sees or hears holds its language model, which is all that is served of it."""
+
+    model_type: str
+    """The `model_type` of the whole config.json; that of `text_config` is the variant's."""
+    prefix: str
+    """What the names of the language model's tensors begin with, in place of "model."."""
+    other_tensors: tuple[str, ...]
+    """What the names of all other tensors begin with. They are left out."""
+    other_settings: tuple[str, ...]
+    """The settings of config.json that are of the other parts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +98,18 @@ class ModelVariant:
     """How routed layers are described; None if the architecture has none."""
     recurrence: RecurrenceRules | None = None
     """How recurrent layers are described; None if the architecture has none."""
+    has_streams: bool = False
+    """Whether there are several residual streams (see StreamsSpec)."""
+    kv_sharing_setting: str | None = None
+    """The setting that counts the last layers, which read the keys and values of earlier layers of their kind."""
+    sparsity_setting: str | None = None
+    """The setting with the share of each MLP's gates that is set to zero."""
+    wrapper: WrapperRules | None = None
+    """How the model is within another one; None if it is not."""
     intermediate_setting: str = "intermediate_size"
     """The setting that has the width of the dense MLP."""
+    has_mlp_widths: bool = False
+    """Whether that setting may be a list of one width for each layer."""
     draft_layers_settings: tuple[str, ...] = ()
     """The names of the setting that counts layers for drafts, whose tensors follow those of the model and are not used."""
     scales: Mapping[str, ScaleSetting] = field(default_factory=dict)
@@ -142,6 +167,45 @@ _GEMMA_DEFAULTS = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
+
+_GEMMA3N = ModelVariant(
+    model_type="gemma3n_text",
+    block=replace(
+        _GEMMA_BLOCK,
+        norm_offset=0.0,
+        has_value_norm=True,
+        modules=LayerModules(
+            further=("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection")
+        ),
+    ),
+    window_rule=WindowRule.BY_PATTERN,
+    rope_rule=RopeRule.BY_LAYER_TYPE,
+    biased_by_setting={"attention_bias": _ATTENTION},
+    has_qk_norm=True,
+    has_streams=True,
+    has_mlp_widths=True,
+    kv_sharing_setting="num_kv_shared_layers",
+    sparsity_setting="activation_sparsity_pattern",
+    scales=_GEMMA_SCALES | {"attention": ScaleSetting("head_dim", 0.0)},
+    rounds_embedding_scale=True,
+    activation_setting="hidden_activation",
+    defaults={
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": True,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+        "final_logit_softcapping": 30.0,
+        "num_kv_shared_layers": 15,
+        "activation_sparsity_pattern": None,
+        **dict(zip(STREAM_SETTINGS, (4, 0, True, 64, 256, 262_144), strict=True)),
+    },
+    unused=("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"),
+)
 
 VARIANTS: Mapping[str, ModelVariant] = {
     "LlamaForCausalLM": ModelVariant(
@@ -259,6 +323,19 @@ VARIANTS: Mapping[str, ModelVariant] = {
         },
         only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         unused=("_sliding_window_pattern",),
+    ),
+    "Gemma3nForCausalLM": _GEMMA3N,
+    "Gemma3nForConditionalGeneration": replace(
+        _GEMMA3N,
+        wrapper=WrapperRules(
+            model_type="gemma3n",
+            prefix="model.language_model.",
+            other_tensors=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+            other_settings=(
+                *("vision_config", "audio_config", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image"),
+                *("boi_token_id", "eoi_token_id", "image_token_id", "boa_token_id", "eoa_token_id", "audio_token_id"),
+            ),
+        ),
     ),
     "Cohere2ForCausalLM": ModelVariant(
         model_type="cohere2",

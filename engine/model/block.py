@@ -8,6 +8,16 @@ The default of each field is Llama. architectures.py lists the values of each ar
     x       = norm(hidden, before_mlp)                            the same x as attention, in a parallel layer
     hidden += scales.residual * norm(mlp(x), after_mlp)
     logits  = cap(scales.logits * head(norm(hidden)))
+
+With several streams (see StreamsSpec), `hidden` above is the active one of [count, hidden] streams:
+
+    streams[i] += sum of router(streams[active])[i, j] * streams[j]                            prediction
+    x           = norm(streams[active], before_attention)
+    laurel      = x + norm(right(left(x)))
+    hidden      = (streams[active] + norm(attention(x), after_attention) + laurel) / sqrt(2)
+    hidden     += norm(mlp(norm(hidden, before_mlp)), after_mlp)
+    streams[i] += (1 + router(hidden)[i]) * (hidden - streams[active])                         correction
+    streams[1:] += norm(projection(activation(gate(scale * streams[active])) * layer_input))
 """
 
 from dataclasses import dataclass
@@ -66,6 +76,8 @@ class BlockSpec:
     norms: NormTensors = LLAMA_NORMS
     has_wide_qk_norm: bool = False
     """Whether all queries of a token are normalised together before rotation, and so are all its keys."""
+    has_value_norm: bool = False
+    """Whether each head of the values is normalised, without a weight."""
     has_sinks: bool = False
     """Whether each head has a sink: a learned logit that takes part in the softmax of attention and has no value."""
     is_parallel: bool = False
@@ -73,7 +85,7 @@ class BlockSpec:
     joined_groups: tuple[str, ...] = ()
     """The groups of projections that the checkpoint holds as one tensor, such as "qkv" for `qkv_proj`."""
     modules: LayerModules | None = None
-    """The names of the layers' modules, where they are not those of Llama. Which layers are recurrent follows later."""
+    """The names of the layers' modules, where they are not those of Llama. Which layers have which follows later."""
 
 
 LLAMA_BLOCK = BlockSpec()
@@ -96,3 +108,40 @@ class Scales:
 
 
 NO_SCALES = Scales()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSpec:
+    """Several residual streams of each token, and what each layer adds to them besides attention and MLP.
+
+    A layer computes one stream and predicts the others (AltUp: Baykal et al. 2023, arXiv 2301.13310), has a low-rank way
+    beside attention (LAuReL: Menghani et al. 2024, arXiv 2411.07501), and takes an input of its own from a second table
+    of embeddings.
+    """
+
+    count: int
+    active: int
+    """The stream that layers compute."""
+    scales_gates: bool
+    """Whether what gates a layer's input is multiplied by a vector first."""
+    laurel_rank: int
+    input_width: int
+    """The features of a layer's own input."""
+    input_vocab_size: int
+    """The rows of the second table. Tokens beyond it have the inputs of token 0."""
+
+    def target_shapes(self, hidden_size: int) -> dict[str, tuple[int, int]]:
+        """The pair (out_features, in_features) of each linear layer of a layer that LoRA can change."""
+        return {
+            "linear_left": (self.laurel_rank, hidden_size),
+            "linear_right": (hidden_size, self.laurel_rank),
+            "per_layer_input_gate": (self.input_width, hidden_size),
+            "per_layer_projection": (hidden_size, self.input_width),
+        }
+
+
+STREAM_SETTINGS = (
+    *("altup_num_inputs", "altup_active_idx", "altup_correct_scale", "laurel_rank"),
+    *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+)
+"""The settings of config.json that StreamsSpec is read from."""

@@ -11,15 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.engine.core.layer_modules import LayerModules
-from graftwork.engine.model.architectures import COMMON_DEFAULTS, ModelVariant
-from graftwork.engine.model.block import LLAMA_BLOCK, NO_SCALES, Activation, BlockSpec, Scales
+from graftwork.engine.model.architectures import COMMON_DEFAULTS, ModelVariant, WrapperRules
+from graftwork.engine.model.block import LLAMA_BLOCK, NO_SCALES, Activation, BlockSpec, Scales, StreamsSpec
 from graftwork.engine.model.expert_architectures import SERVED_VARIANTS
 from graftwork.engine.model.expert_settings import read_experts
 from graftwork.engine.model.experts import ExpertsConfig
-from graftwork.engine.model.layer_kinds import read_kinds, read_recurrence, read_ropes, read_windows
+from graftwork.engine.model.layer_kinds import (
+    read_kinds,
+    read_kv_sources,
+    read_mlp_widths,
+    read_recurrence,
+    read_ropes,
+    read_sparsity,
+    read_streams,
+    read_windows,
+)
 from graftwork.engine.model.recurrence import RecurrenceConfig
 from graftwork.engine.model.rope_config import LongScaling, RopeConfig
-from graftwork.engine.model.settings import positive, refuse_unknown, refused, whole
+from graftwork.engine.model.settings import positive, refuse_unknown, refused, unwrapped, whole
 from graftwork.engine.quantization.published import read_quantization
 from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
@@ -42,6 +51,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """The width of dense MLPs, or of the widest."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -74,6 +84,16 @@ class ModelConfig:
     """Layers of the checkpoint behind those of the model, which transformers and this engine leave out."""
     quantization: Quantization | None = None
     """How linear layers are quantised. None: not at all."""
+    streams: StreamsSpec | None = None
+    """The residual streams of a token; None if it has one."""
+    kv_sources: tuple[int, ...] = ()
+    """For each layer the layer whose keys and values it reads. Empty if each reads its own."""
+    intermediate_sizes: tuple[int, ...] = ()
+    """The width of each layer's dense MLP, where they differ. Empty if all are `intermediate_size`."""
+    sparsity: tuple[float, ...] = ()
+    """For each layer the share of its MLP's gates that is set to zero. Empty if none is."""
+    wrapper: WrapperRules | None = None
+    """How the checkpoint holds the model within another one; None if it does not."""
 
     @property
     def kv_variant(self) -> str:
@@ -101,8 +121,18 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
-        """The layers that have keys and values."""
-        return tuple(layer for layer in range(self.num_layers) if not self.is_recurrent(layer))
+        """The layers that have keys and values of their own."""
+        layers = range(self.num_layers)
+        return tuple(layer for layer in layers if self.kv_source(layer) == layer and not self.is_recurrent(layer))
+
+    @property
+    def query_layers(self) -> tuple[int, ...]:
+        """The layers with queries alone, which read the keys and values of earlier layers."""
+        return tuple(layer for layer, source in enumerate(self.kv_sources) if source != layer)
+
+    def kv_source(self, layer: int) -> int:
+        """Returns the layer whose keys and values a layer reads: itself, or an earlier one."""
+        return self.kv_sources[layer] if self.kv_sources else layer
 
     @property
     def page_tokens(self) -> int:
@@ -130,28 +160,33 @@ class ModelConfig:
     def modules(self) -> LayerModules | None:
         """The names of the layers' modules; None if they are those of Llama."""
         found = self.block.modules
-        if found is None or self.recurrence is None:
-            return found
-        return replace(found, recurrent_layers=self.recurrence.layers)
+        if found is None:
+            return None
+        recurrent = () if self.recurrence is None else self.recurrence.layers
+        widths = self.intermediate_sizes
+        return replace(found, recurrent_layers=recurrent, query_layers=self.query_layers, mlp_widths=widths)
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
         """The pair (out_features, in_features) of each linear layer that LoRA can change, by name, such as "q_proj".
 
-        Those of the MLP are absent if no layer has them. The experts' own are not among them.
+        Those of the MLP are absent if no layer has them, and those of the widest if they differ. The experts' own are not
+        among them.
         """
         found = self._attention_shapes
         if self.recurrence is not None:
             found |= self.recurrence.target_shapes(self.hidden_size)
+        if self.streams is not None:
+            found |= self.streams.target_shapes(self.hidden_size)
         if self.experts is None or len(self.experts.shapes.layers) < self.num_layers:
-            found |= self._dense_shapes
+            found |= self._dense_shapes(self.intermediate_size)
         return found if self.experts is None else found | self.experts.target_shapes
 
     @property
     def mlp_widths(self) -> tuple[int, ...]:
         """The widths of the activations of all MLPs: dense ones, experts and shared experts."""
         if self.experts is None:
-            return (self.intermediate_size,)
+            return tuple(dict.fromkeys(self.intermediate_sizes or (self.intermediate_size,)))
         shapes, shared = self.experts.shapes, self.experts.shared
         widths = [self.intermediate_size] if len(shapes.layers) < self.num_layers else []
         widths += [shapes.intermediate_size] if self.experts.clamped is None else []
@@ -163,9 +198,14 @@ class ModelConfig:
         found = self._attention_shapes
         if self.recurrence is not None and self.is_recurrent(layer):
             found = self.recurrence.target_shapes(self.hidden_size)
+        if self.kv_source(layer) != layer:
+            found = {target: shape for target, shape in found.items() if target not in ("k_proj", "v_proj")}
+        if self.streams is not None:
+            found |= self.streams.target_shapes(self.hidden_size)
         if self.experts is not None and self.is_routed(layer):
             return found | self.experts.target_shapes
-        return found | self._dense_shapes
+        widths = self.intermediate_sizes
+        return found | self._dense_shapes(widths[layer] if widths else self.intermediate_size)
 
     def is_recurrent(self, layer: int) -> bool:
         """Returns whether a layer has a recurrent state in place of keys and values."""
@@ -185,13 +225,9 @@ class ModelConfig:
             "o_proj": (self.hidden_size, query),
         }
 
-    @property
-    def _dense_shapes(self) -> dict[str, tuple[int, int]]:
-        return {
-            "gate_proj": (self.intermediate_size, self.hidden_size),
-            "up_proj": (self.intermediate_size, self.hidden_size),
-            "down_proj": (self.hidden_size, self.intermediate_size),
-        }
+    def _dense_shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        hidden = self.hidden_size
+        return {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -220,6 +256,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 
 def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
     variant = _variant(found)
+    found = unwrapped(found, variant)
     refuse_unknown(found, variant)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
     recurrence = read_recurrence(raw, variant.recurrence)
@@ -229,12 +266,13 @@ def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
     sizes = {
         name: whole(raw, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
     }
-    kinds = read_kinds(raw, variant.window_rule)
+    kinds, widths = read_kinds(raw, variant.window_rule), read_mlp_widths(raw, variant)
     experts = read_experts(raw, variant.experts)
     config = ModelConfig(
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
-        intermediate_size=whole(raw, variant.intermediate_setting),
+        intermediate_size=max(widths),
+        intermediate_sizes=widths if len(set(widths)) > 1 else (),
         num_layers=sizes["num_hidden_layers"],
         num_heads=heads,
         num_kv_heads=heads if raw.get("num_key_value_heads") is None else whole(raw, "num_key_value_heads"),
@@ -255,6 +293,10 @@ def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
         recurrence=recurrence,
         draft_layers=next((whole(raw, name, 0) for name in variant.draft_layers_settings if raw.get(name)), 0),
         quantization=None if experts is not None and experts.is_mxfp4 else read_quantization(found),
+        streams=read_streams(raw, has_streams=variant.has_streams),
+        kv_sources=read_kv_sources(raw, kinds, variant.kv_sharing_setting),
+        sparsity=read_sparsity(raw, variant.sparsity_setting),
+        wrapper=variant.wrapper,
     )
     _check_heads(config)
     if config.recurrence is not None and config.quantization is not None:
@@ -305,8 +347,9 @@ def _variant(found: dict[str, Any]) -> ModelVariant:
     if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in SERVED_VARIANTS:
         raise refused(f"architectures {architectures} is not served; served is one of {', '.join(SERVED_VARIANTS)}.")
     variant = SERVED_VARIANTS[architectures[0]]
-    model_type = found.get("model_type", variant.model_type)
-    if model_type != variant.model_type:
+    expected = variant.model_type if variant.wrapper is None else variant.wrapper.model_type
+    model_type = found.get("model_type", expected)
+    if model_type != expected:
         raise refused(f"model_type {model_type!r} does not belong to {architectures[0]}: one of the two is wrong.")
     return variant
 

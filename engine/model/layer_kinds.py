@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftwork.engine.model.architectures import ModelVariant, RopeRule, WindowRule
+from graftwork.engine.model.block import StreamsSpec
 from graftwork.engine.model.recurrence import RecurrenceConfig, RecurrenceRules
 from graftwork.engine.model.rope_config import RopeConfig, read_rope_config, read_rope_of_kind
 from graftwork.engine.model.settings import refused, whole
@@ -121,6 +122,67 @@ def _recurrent_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
     if len(layers) == count:
         raise refused("layer_types must name at least one layer with attention: models without one are not served.")
     return layers
+
+
+def read_kv_sources(raw: Mapping[str, Any], kinds: tuple[str, ...], setting: str | None) -> tuple[int, ...]:
+    """Returns for each layer the layer whose keys and values it reads: its own, or the last of its kind before the layers
+    that `setting` counts from the end. Empty if each reads its own.
+
+    Raises InvalidRequest if a layer has nothing to read.
+    """
+    count = 0 if setting is None else whole(raw, setting, least=0)
+    first = len(kinds) - count
+    if not count:
+        return ()
+    last = {kind: layer for layer, kind in enumerate(kinds[: max(first, 0)])}
+    missing = sorted(set(kinds) - last.keys())
+    if missing:
+        raise refused(f"{setting} {count} leaves no layer of {' and '.join(missing)} with keys and values of its own.")
+    return tuple(layer if layer < first else last[kind] for layer, kind in enumerate(kinds))
+
+
+def read_sparsity(raw: Mapping[str, Any], setting: str | None) -> tuple[float, ...]:
+    """Returns for each layer the share of its MLP's gates that is set to zero. Empty if there is no such setting.
+
+    Without a value, 0.95 in the first ten layers of a model with more, as in transformers.
+    """
+    if setting is None:
+        return ()
+    count, given = whole(raw, "num_hidden_layers"), raw.get(setting)
+    if given is None:
+        return tuple(0.95 if layer < 10 < count else 0.0 for layer in range(count))
+    is_share = isinstance(given, list) and all(isinstance(share, int | float) and 0 <= share < 1 for share in given)
+    if not is_share or len(given) != count:
+        raise refused(f"{setting} must hold a number from 0 to below 1 for each of {count} layers, not {given!r}.")
+    return tuple(map(float, given))
+
+
+def read_mlp_widths(raw: Mapping[str, Any], variant: ModelVariant) -> tuple[int, ...]:
+    """Returns the width of each layer's dense MLP."""
+    setting, count = variant.intermediate_setting, whole(raw, "num_hidden_layers")
+    given = raw.get(setting)
+    if not isinstance(given, list) or not variant.has_mlp_widths:
+        return (whole(raw, setting),) * count
+    if len(given) != count or not all(type(width) is int and width > 0 for width in given):
+        raise refused(f"{setting} must hold a whole number of at least 1 for each of {count} layers, not {given!r}.")
+    return tuple(given)
+
+
+def read_streams(raw: Mapping[str, Any], *, has_streams: bool) -> StreamsSpec | None:
+    """Returns what a config.json says of several residual streams; None if the architecture has one."""
+    if not has_streams:
+        return None
+    count, active = whole(raw, "altup_num_inputs"), whole(raw, "altup_active_idx", least=0)
+    if active >= count:
+        raise refused(f"altup_active_idx {active} must be below altup_num_inputs, which is {count}.")
+    return StreamsSpec(
+        count=count,
+        active=active,
+        scales_gates=bool(raw["altup_correct_scale"]),
+        laurel_rank=whole(raw, "laurel_rank"),
+        input_width=whole(raw, "hidden_size_per_layer_input"),
+        input_vocab_size=whole(raw, "vocab_size_per_layer_input"),
+    )
 
 
 def _slides(raw: Mapping[str, Any], rule: WindowRule, layer: int) -> bool:

@@ -4,8 +4,8 @@ One matrix product computes a whole group. Owns the names and the order of the g
 holds weights, so that the code for adapters can use it without torch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 
 from graftwork.engine.model.config import ModelConfig
 
@@ -39,8 +39,12 @@ _ROUTED_GROUPS = (
     ProjectionGroup("shared_down", ("shared_down_proj",)),
     ProjectionGroup("shared_gate", ("shared_gate",)),
 )
-GROUPS = (*_ATTENTION_GROUPS, *_RECURRENT_GROUPS, *_DENSE_GROUPS, *_ROUTED_GROUPS)
-"""The groups that decoder layers have, in the order in which they are computed. No layer has all of them."""
+_STREAM_GROUPS = tuple(
+    ProjectionGroup(name, (name,))
+    for name in ("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection")
+)
+GROUPS = (*_ATTENTION_GROUPS, *_RECURRENT_GROUPS, *_DENSE_GROUPS, *_ROUTED_GROUPS, *_STREAM_GROUPS)
+"""The groups that decoder layers have. No layer has all of them."""
 
 EXPERT_GROUPS = ("experts_gate_up", "experts_down")
 """What routed layers have besides: the projections of all experts, one of which is chosen for each row."""
@@ -68,9 +72,14 @@ def joined_projections(model: ModelConfig) -> dict[str, tuple[tuple[str, int], .
 
 
 def layer_groups(model: ModelConfig, layer: int) -> tuple[ProjectionGroup, ...]:
-    """Returns the groups of one decoder layer, without those of its experts."""
-    shapes = model.layer_shapes(layer)
-    return tuple(group for group in GROUPS if all(target in shapes for target in group.targets))
+    """Returns the groups of one decoder layer, without those of its experts, each with the targets that the layer has."""
+    return groups_with(model.layer_shapes(layer))
+
+
+def groups_with(targets: Container[str]) -> tuple[ProjectionGroup, ...]:
+    """Returns the groups that have some of the given targets, with those alone."""
+    found = ((group, tuple(target for target in group.targets if target in targets)) for group in GROUPS)
+    return tuple(group if own == group.targets else replace(group, targets=own) for group, own in found if own)
 
 
 def stored_width(target: str, out_features: int) -> int:
@@ -78,7 +87,12 @@ def stored_width(target: str, out_features: int) -> int:
 
     Narrow ones get outputs of zeros: a product in fp32 with few columns rounds in another way (see BatchInvariance).
     """
-    return max(out_features, _LEAST_WIDTH) if target in _NARROW_TARGETS else out_features
+    return least_width(out_features) if target in _NARROW_TARGETS else out_features
+
+
+def least_width(out_features: int) -> int:
+    """Returns with how many outputs a narrow layer is computed."""
+    return max(out_features, _LEAST_WIDTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +104,14 @@ class GroupShape:
     """Output features of each projection, in the group's order."""
 
     @classmethod
-    def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
-        """Returns the shape of one group of linear layers in a model. `targets` are their names, such as "q_proj".
+    def of(cls, model: ModelConfig, targets: Sequence[str], layer: int | None = None) -> "GroupShape":
+        """Returns the shape of one group of linear layers in a layer of a model. `targets` are their names, such as
+        "q_proj". Without a layer, the shape is that of the widest.
 
         The widths are those with which the layers are computed (see `stored_width`).
         """
-        shapes = {target: model.target_shapes[target] for target in targets}
+        of_layer = model.target_shapes if layer is None else model.layer_shapes(layer)
+        shapes = {target: of_layer[target] for target in targets}
         in_features = shapes[targets[0]][1]
         return cls(in_features, tuple(stored_width(target, shape[0]) for target, shape in shapes.items()))
 
@@ -103,7 +119,7 @@ class GroupShape:
 def group_shapes(model: ModelConfig) -> dict[tuple[int, str], GroupShape]:
     """Returns the shapes of all groups of a model's layers, by (layer, group name), without those of experts."""
     return {
-        (layer, group.name): GroupShape.of(model, group.targets)
+        (layer, group.name): GroupShape.of(model, group.targets, layer)
         for layer in range(model.num_layers)
         for group in layer_groups(model, layer)
     }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftwork.engine.model.architectures import ModelVariant
+from graftwork.engine.model.block import STREAM_SETTINGS
 from graftwork.platform.errors import InvalidRequest
 
 _READ = frozenset(
@@ -84,6 +85,30 @@ def refuse_unknown(found: Mapping[str, Any], variant: ModelVariant) -> None:
             raise refused(f"{name} {found[name]!r} is not served with {variant.model_type}; served is {value!r}.")
 
 
+def unwrapped(found: Mapping[str, Any], variant: ModelVariant) -> dict[str, Any]:
+    """Returns the settings of the model that is served: all of them, or those of the language model within another.
+
+    Settings outside `text_config` serve where it has none. Raises InvalidRequest if `text_config` is no object, or if
+    an outer setting is neither that of the language model nor of the parts that are left out.
+    """
+    wrapper = variant.wrapper
+    if wrapper is None:
+        return dict(found)
+    text = found.get("text_config")
+    if not isinstance(text, dict):
+        raise refused(f"text_config must hold the settings of the language model, not {_shown(text)}.")
+    if text.get("model_type", variant.model_type) != variant.model_type:
+        raise refused(f"text_config.model_type {text['model_type']!r} does not belong to {wrapper.model_type}.")
+    if any(found.get(name) is not None for name in ("quantization_config", "compression_config")):
+        raise refused(
+            f"quantized weights of {wrapper.model_type} are not served: take its plain weights, and --quantization."
+        )
+    outer = {name: value for name, value in found.items() if name not in ("text_config", *wrapper.other_settings)}
+    return (
+        outer | {name: value for name, value in text.items() if value is not None} | {"model_type": variant.model_type}
+    )
+
+
 def _shown(value: object) -> str:
     """Returns a value for an error: its first characters, if it is long."""
     text = repr(value)
@@ -118,5 +143,7 @@ def _read_by(variant: ModelVariant) -> frozenset[str]:
     settings |= {*variant.draft_layers_settings} | ({variant.qk_norm_setting} if variant.qk_norm_setting else set())
     settings |= variant.experts.settings if variant.experts is not None else set()
     settings |= variant.recurrence.settings if variant.recurrence is not None else set()
+    settings |= {name for name in (variant.kv_sharing_setting, variant.sparsity_setting) if name is not None}
+    settings |= {*STREAM_SETTINGS} if variant.has_streams else set()
     settings |= {variant.intermediate_setting}
     return frozenset(settings | {*variant.defaults, *variant.biased_by_setting, *variant.only})

@@ -5,6 +5,7 @@ hold several projections as one tensor, such as `qkv_proj`: this reader gives th
 The weight of a linear layer may be several tensors, if it is quantised: `linear` gives it whole.
 """
 
+import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from graftwork.engine.model.architectures import WrapperRules
 from graftwork.engine.model.fingerprint import weight_files
 from graftwork.engine.quantization.checkpoint import read_quantized
 from graftwork.engine.quantization.linear import LinearWeight
@@ -22,6 +24,9 @@ from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+_MOST_LOADING_THREADS = 4
+"""With more, a disk or the memory is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,12 @@ def skip_zero_bias(reader: TensorSource, module: str, size: int) -> None:
         )
 
 
+def loading_threads() -> int:
+    """Returns how many threads load layers: as many as the process has cores for, each with torch's own threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST_LOADING_THREADS, cores // torch.get_num_threads()))
+
+
 class WeightReader:
     """Reads single tensors from the weight files of a model folder, by name."""
 
@@ -92,8 +103,10 @@ class WeightReader:
         joined: Joined | None = None,
         quantization: Quantization | None = None,
         renamed: Mapping[str, str] | None = None,
+        wrapper: WrapperRules | None = None,
     ) -> None:
         """Reads the files' headers. `renamed` has, by the end of a tensor's name in the files, the end that it is read by.
+        `wrapper` says which tensors are of other parts of the model, and how those of the language model begin.
 
         Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
@@ -106,7 +119,11 @@ class WeightReader:
                 for name in sorted(tensors.keys()):
                     module = name.rpartition(".")[0]
                     joined_here = {} if self._is_stored_quantized(module) else self._joined
-                    self._stored_by_name.update(_places(path, name, joined_here, renamed or {}))
+                    if wrapper is None:
+                        self._stored_by_name.update(_places(path, name, joined_here, renamed or {}))
+                    elif not name.startswith(wrapper.other_tensors):
+                        for own, place in _places(path, name, joined_here, renamed or {}):
+                            self._stored_by_name[_unwrapped(own, wrapper)] = place
         self._unread = {name for name in self._stored_by_name if not self._is_unused(name)}
 
     def close(self) -> None:
@@ -225,6 +242,11 @@ class WeightReader:
             raise InvalidRequest(
                 f"{path} is not a whole safetensors file ({error}): download or copy it again.", param="model"
             ) from error
+
+
+def _unwrapped(name: str, wrapper: WrapperRules) -> str:
+    """Returns the name that a tensor of the language model has where there is nothing else."""
+    return f"model.{name.removeprefix(wrapper.prefix)}" if name.startswith(wrapper.prefix) else name
 
 
 def _places(path: Path, name: str, joined: Joined, renamed: Mapping[str, str]) -> Iterator[tuple[str, _Stored]]:

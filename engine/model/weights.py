@@ -4,22 +4,35 @@ Owns the weights. Linear layers with the same input, such as q, k and v, are joi
 tensor in the folder: a tensor that the model does not use is an error.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.expert_reader import ExpertReader
+from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, MlpWeights, joined_linear, placed
-from graftwork.engine.model.projections import GROUPS, HEAD_LAYER, joined_projections
-from graftwork.engine.model.recurrent_weights import RecurrentWeights, read_recurrent_weights
-from graftwork.engine.model.weight_reader import TensorSource, WeightReader, skip_zero_bias
+from graftwork.engine.model.part_weights import (
+    LayerStreamWeights,
+    RecurrentWeights,
+    StreamWeights,
+    read_recurrent_weights,
+)
+from graftwork.engine.model.projections import (
+    GROUPS,
+    HEAD_LAYER,
+    ProjectionGroup,
+    groups_with,
+    joined_projections,
+    least_width,
+)
+from graftwork.engine.model.weight_reader import TensorSource, WeightReader, loading_threads, skip_zero_bias
 from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
@@ -33,8 +46,8 @@ class LayerWeights:
     """
 
     attention_norm: torch.Tensor | None  # [hidden], of attention's input
-    qkv: AnyLinear  # [query + 2 * kv_width, hidden]; in_proj of a recurrent layer
-    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: a row for each query head, then each key head
+    qkv: AnyLinear  # [query + 2 * kv_width, hidden], or [query, hidden]; in_proj of a recurrent layer
+    qk_norm: torch.Tensor | None  # [normalised heads, head_dim]: a row for each head of queries, keys and values
     output: AnyLinear  # [hidden, query]; out_proj of a recurrent layer
     mlp_norm: torch.Tensor | None  # [hidden], of the MLP's input
     mlp: MlpWeights
@@ -43,6 +56,7 @@ class LayerWeights:
     wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None = None  # [query] and [kv_width]
     sinks: torch.Tensor | None = None  # [heads] fp32, one logit of each head (see BlockSpec.has_sinks)
     recurrent: RecurrentWeights | None = None  # None for a layer with attention
+    streams: LayerStreamWeights | None = None  # None if the model has one residual stream
 
     @property
     def norms(self) -> tuple[torch.Tensor, ...]:
@@ -54,22 +68,21 @@ class LayerWeights:
     def others(self) -> tuple[torch.Tensor, ...]:
         """All tensors of the layer that belong to no linear layer."""
         recurrent = () if self.recurrent is None else self.recurrent.tensors
-        return (*self.norms, *self.mlp.others, *recurrent, *(() if self.sinks is None else (self.sinks,)))
+        streams = () if self.streams is None else self.streams.tensors
+        sinks = () if self.sinks is None else (self.sinks,)
+        return (*self.norms, *self.mlp.others, *recurrent, *streams, *sinks)
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
         """All linear layers of the layer."""
-        return self.qkv, self.output, *self.mlp.linears
+        return self.qkv, self.output, *self.mlp.linears, *(() if self.streams is None else self.streams.linears)
 
     def group(self, name: str) -> AnyLinear:
         """Returns one joined linear layer by its name, such as "qkv", "o" or "gate_up" (see projections.py)."""
         names = ("qkv", "o") if self.recurrent is None else ("recurrent_in", "recurrent_out")
-        mixer = dict(zip(names, (self.qkv, self.output), strict=True)).get(name)
-        return self.mlp.group(name) if mixer is None else mixer
-
-
-_MOST_LOADING_THREADS = 4
-"""With more, a disk or the memory is the limit."""
+        own = dict(zip(names, (self.qkv, self.output), strict=True))
+        own |= {} if self.streams is None else self.streams.by_group
+        return own[name] if name in own else self.mlp.group(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +91,18 @@ class DecoderWeights:
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    target_shapes: dict[str, tuple[int, int]]
-    """The pair (out_features, in_features) of each LoRA target."""
+    layer_shapes: tuple[dict[str, tuple[int, int]], ...]
+    """For each layer, the pair (out_features, in_features) of each of its LoRA targets."""
     norm: torch.Tensor  # [hidden]
     head: AnyLinear  # [vocab, hidden]; the embedding itself if the two are tied
     step_kinds: StepKinds = field(default_factory=StepKinds)
     """Which rows of the step decode, for quantised layers."""
+    streams: StreamWeights | None = None
+    """What is around the layers if there are several residual streams."""
+
+    def groups(self, layer: int) -> tuple[ProjectionGroup, ...]:
+        """Returns the groups of linear layers that a layer has."""
+        return groups_with(self.layer_shapes[layer])
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the weight and the bias of one linear layer that LoRA can change, such as "q_proj" in layer 3.
@@ -93,7 +112,7 @@ class DecoderWeights:
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)
-        shapes = self.target_shapes
+        shapes = self.layer_shapes[layer]
         start = sum(shapes[other][0] for other in group.targets[: group.targets.index(target)])
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
@@ -104,7 +123,7 @@ class DecoderWeights:
         """
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
-        return self.target_shapes[target]
+        return self.layer_shapes[layer][target]
 
     @property
     def sinks(self) -> tuple[torch.Tensor, ...] | None:
@@ -116,15 +135,23 @@ class DecoderWeights:
     def num_bytes(self) -> int:
         """Bytes of all weights. A head that shares the embedding's memory does not count twice."""
         tensors = [self.embedding, self.norm, *(tensor for layer in self.layers for tensor in layer.others)]
-        linears = [linear for layer in self.layers for linear in layer.linears]
-        linears += [] if self.head.shares(self.embedding) else [self.head]
+        tensors += [] if self.streams is None else self.streams.tensors
+        linears = [*self._linears] if self.head.shares(self.embedding) else [self.head, *self._linears]
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in linears)
+
+    @property
+    def _linears(self) -> Iterator[AnyLinear]:
+        """All linear layers but the output head."""
+        for layer in self.layers:
+            yield from layer.linears
+        if self.streams is not None:
+            yield from self.streams.linears
 
 
 def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
     """Opens the weight files of a model. `config` is the whole model. Raises InvalidRequest as WeightReader does."""
     renamed = None if config.experts is None else config.experts.file_names
-    return WeightReader(folder, joined_projections(config), config.quantization, renamed)
+    return WeightReader(folder, joined_projections(config), config.quantization, renamed, config.wrapper)
 
 
 def load_decoder_weights(
@@ -141,7 +168,7 @@ def load_decoder_weights(
     """
     tensors = _TensorReader(reader, config, device, dtype, StepKinds())
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    with ThreadPoolExecutor(_loading_threads(), thread_name_prefix="weights") as threads:
+    with ThreadPoolExecutor(loading_threads(), thread_name_prefix="weights") as threads:
         try:
             layers = tuple(threads.map(tensors.packed_layer, range(config.num_layers)))
         except BaseException:
@@ -150,21 +177,17 @@ def load_decoder_weights(
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
-        target_shapes=config.target_shapes,
+        layer_shapes=tuple(map(config.layer_shapes, range(config.num_layers))),
         norm=tensors.norm("model.norm", config.hidden_size),
         head=joined_linear([tensors.head(embedding)], None, dtype, StepKinds()),
         step_kinds=tensors.step_kinds,
+        streams=tensors.streams(),
     )
     _refuse_leftovers(reader, config)
     reader.close()
-    _pack(weights.head)
+    for linear in (weights.head, *(() if weights.streams is None else weights.streams.linears)):
+        _pack(linear)
     return weights
-
-
-def _loading_threads() -> int:
-    """Returns how many threads load layers: as many as the process has cores for, each with torch's own threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(_MOST_LOADING_THREADS, cores // torch.get_num_threads()))
 
 
 def _pack(linear: AnyLinear) -> None:
@@ -185,8 +208,11 @@ class _TensorReader:
     def read(self, name: str, *shape: int) -> torch.Tensor:
         return self.reader.read(name, shape).to(self.device, self.dtype)
 
-    def fused(self, prefix: str, *targets: str) -> AnyLinear:
-        shapes = [self.config.target_shapes[target] for target in targets]
+    def fused(self, prefix: str, layer: int, *targets: str) -> AnyLinear:
+        """Reads those linear layers of `targets` that a layer has, as one."""
+        of_layer = self.config.layer_shapes(layer)
+        targets = tuple(target for target in targets if target in of_layer)
+        shapes = [of_layer[target] for target in targets]
         weights = [
             placed(self.reader.linear(f"{prefix}.{target}", shape), self.device, self.dtype)
             for target, shape in zip(targets, shapes, strict=True)
@@ -225,15 +251,16 @@ class _TensorReader:
             return self.recurrent_layer(index, norm)
         return LayerWeights(
             attention_norm=norm(block.norms.before_attention),
-            qkv=self.fused(attention, "q_proj", "k_proj", "v_proj"),
-            qk_norm=self.qk_norm(attention) if self.config.has_qk_norm else None,
-            output=self.fused(attention, "o_proj"),
+            qkv=self.fused(attention, index, "q_proj", "k_proj", "v_proj"),
+            qk_norm=self.qk_norm(attention, index) if self.config.has_qk_norm else None,
+            output=self.fused(attention, index, "o_proj"),
             mlp_norm=norm(block.norms.before_mlp),
             mlp=self.mlp(index),
             attention_post_norm=norm(block.norms.after_attention),
             mlp_post_norm=norm(block.norms.after_mlp),
             wide_qk_norm=self.wide_qk_norm(attention) if block.has_wide_qk_norm else None,
             sinks=self.read(f"{attention}.sinks", self.config.num_heads).float() if block.has_sinks else None,
+            streams=self.layer_streams(index),
         )
 
     def recurrent_layer(self, index: int, norm: Callable[[str | None], torch.Tensor | None]) -> LayerWeights:
@@ -244,9 +271,9 @@ class _TensorReader:
         prefix = f"model.layers.{index}.{config.modules.recurrent}"
         return LayerWeights(
             attention_norm=norm(names.before_attention),
-            qkv=self.fused(prefix, "in_proj"),
+            qkv=self.fused(prefix, index, "in_proj"),
             qk_norm=None,
-            output=self.fused(prefix, "out_proj"),
+            output=self.fused(prefix, index, "out_proj"),
             mlp_norm=norm(names.before_mlp),
             mlp=self.mlp(index),
             attention_post_norm=norm(names.after_attention),
@@ -259,12 +286,63 @@ class _TensorReader:
             return ExpertReader(self.reader, self.config, self.device, self.dtype, self.step_kinds).layer(index)
         modules = self.config.modules
         prefix = f"model.layers.{index}.{'mlp' if modules is None else modules.mlp}"
-        return DenseWeights(self.fused(prefix, "gate_proj", "up_proj"), self.fused(prefix, "down_proj"))
+        gate_up = self.fused(prefix, index, "gate_proj", "up_proj")
+        return DenseWeights(gate_up, self.fused(prefix, index, "down_proj"))
 
-    def qk_norm(self, prefix: str) -> torch.Tensor:
-        config = self.config
-        query, key = (self.norm(f"{prefix}.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
-        return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
+    def qk_norm(self, prefix: str, index: int) -> torch.Tensor:
+        config, kv_heads = self.config, self.config.num_kv_heads
+        query = self.norm(f"{prefix}.q_norm", config.head_dim)
+        rows = [query.expand(config.num_heads, -1)]
+        if config.kv_source(index) == index:
+            rows.append(self.norm(f"{prefix}.k_norm", config.head_dim).expand(kv_heads, -1))
+            rows += [torch.ones_like(query).expand(kv_heads, -1)] if config.block.has_value_norm else []
+        return torch.cat(rows)
+
+    def linear(self, name: str, out_features: int, in_features: int) -> AnyLinear:
+        """Reads a linear layer that adapters do not change."""
+        weight = placed(self.reader.linear(name, (out_features, in_features)), self.device, self.dtype)
+        return joined_linear([weight], None, self.dtype, self.step_kinds)
+
+    def layer_streams(self, index: int) -> LayerStreamWeights | None:
+        """Reads what a layer has for several residual streams; None if there is one."""
+        spec, hidden = self.config.streams, self.config.hidden_size
+        if spec is None:
+            return None
+        prefix, count = f"model.layers.{index}", spec.count
+        altup, laurel = f"{prefix}.altup", f"{prefix}.laurel"
+        router = self.read(f"{altup}.modality_router.weight", count, hidden)
+        scale = self.read(f"{altup}.correct_output_scale", hidden)
+        return LayerStreamWeights(
+            router_norm=self.norm(f"{altup}.router_norm", hidden),
+            router=Linear(functional.pad(router, (0, 0, 0, least_width(count) - count))),
+            prediction=self.read(f"{altup}.prediction_coefs.weight", count * count, count).float(),
+            correction=self.read(f"{altup}.correction_coefs.weight", count, count).float(),
+            gate_scale=scale if spec.scales_gates else None,
+            laurel_left=self.fused(laurel, index, "linear_left"),
+            laurel_right=self.fused(laurel, index, "linear_right"),
+            laurel_norm=self.norm(f"{laurel}.post_laurel_norm", hidden),
+            input_gate=self.fused(prefix, index, "per_layer_input_gate"),
+            input_projection=self.fused(prefix, index, "per_layer_projection"),
+            input_norm=self.norm(f"{prefix}.post_per_layer_input_norm", hidden),
+        )
+
+    def streams(self) -> StreamWeights | None:
+        """Reads what is around the layers for several residual streams; None if there is one."""
+        spec, hidden = self.config.streams, self.config.hidden_size
+        if spec is None:
+            return None
+        of_layers, others = self.config.num_layers * spec.input_width, range(spec.count - 1)
+        projections, back = (
+            tuple(self.linear(f"model.{name}.{number}", hidden, hidden) for number in others)
+            for name in ("altup_projections", "altup_unembed_projections")
+        )
+        return StreamWeights(
+            projections=projections,
+            unembed_projections=back,
+            input_embedding=self.read("model.embed_tokens_per_layer.weight", spec.input_vocab_size, of_layers),
+            input_projection=self.linear("model.per_layer_model_projection", of_layers, hidden),
+            input_norm=self.norm("model.per_layer_projection_norm", spec.input_width),
+        )
 
     def wide_qk_norm(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
         query = self.norm(f"{prefix}.q_norm", self.config.num_heads * self.config.head_dim)
@@ -293,17 +371,19 @@ class _TensorReader:
 def _refuse_leftovers(reader: TensorSource, config: ModelConfig) -> None:
     """Raises InvalidRequest if a tensor was not read, because the output would be wrong without it.
 
-    Ignores the rotary frequencies of older files, second copies of the weights under a vendor's names, and layers that
-    are for drafts alone.
+    Ignores the rotary frequencies of older files, second copies of the weights under a vendor's names, layers that are
+    for drafts alone, and keys and values that layers have in files but read from other layers.
     """
     drafting = range(config.num_layers, config.num_layers + config.draft_layers)
-    known = tuple(f"model.layers.{layer}." for layer in drafting)
+    known = [f"model.layers.{layer}." for layer in drafting]
+    for layer in config.query_layers:
+        known += [f"model.layers.{layer}.self_attn.{name}." for name in ("k_proj", "v_proj", "k_norm", "v_norm")]
     left = sorted(
         name
         for name in reader.unread
         if name.startswith(("model.", "lm_head."))
         and not name.endswith("rotary_emb.inv_freq")
-        and not name.startswith(known)
+        and not name.startswith(tuple(known))
     )
     if left:
         raise InvalidRequest(

@@ -42,6 +42,10 @@ def check_divisible(model: ModelConfig, num_ranks: int) -> None:
         raise _refused("models with experts are served by one device: give 1, or start several engines.")
     if num_ranks > 1 and model.recurrence is not None:
         raise _refused("models with recurrent layers are served by one device: give 1, or start several engines.")
+    if num_ranks > 1 and model.streams is not None:
+        raise _refused(
+            "models with several residual streams are served by one device: give 1, or start several engines."
+        )
     few, many = sorted((model.num_kv_heads, num_ranks))
     counts = {
         f"{model.num_heads} attention heads": model.num_heads % num_ranks == 0,

@@ -9,7 +9,7 @@ import torch
 
 from graftwork.engine.lora.fuse import Module
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import HEAD_LAYER
+from graftwork.engine.model.projections import HEAD_LAYER, ProjectionGroup, layer_groups
 from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.parallel.ranks import Rank, part_of
 from graftwork.engine.quantization.linear import LinearWeight
@@ -110,6 +110,9 @@ class CheckpointModules:
         self._reader = reader
         self._model = model
         self._dtype = dtype
+
+    def groups(self, layer: int) -> tuple[ProjectionGroup, ...]:
+        return layer_groups(self._model, layer)
 
     def module(self, layer: int, target: str) -> Module:
         if layer == HEAD_LAYER and self._model.tie_word_embeddings:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from graftwork.engine.attention.backend import AttentionBatch
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.recurrent_weights import RecurrentWeights
+from graftwork.engine.model.part_weights import RecurrentWeights
 from graftwork.engine.recurrence.draft_inputs import DraftInputs, KeptDraftInputs
 from graftwork.engine.recurrence.scan import Scan, apart, convolve, step_sizes
 from graftwork.engine.recurrence.state_pages import LayerStates, StatePages

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from graftwork.engine.model.recurrent_weights import RecurrentWeights
+from graftwork.engine.model.part_weights import RecurrentWeights
 
 _log = logging.getLogger(__name__)
 _SEED, _TOLERANCE = 20262, 1e-5

@@ -18,9 +18,11 @@ from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
 from graftwork.engine.recurrence.layers import RecurrentLayers, StepRecurrence
+from graftwork.engine.runner.altup import AltUpResiduals
 from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchTensors
 from graftwork.engine.runner.mlp import build_mlp
+from graftwork.engine.runner.residual import PlainResiduals, Residuals
 from graftwork.engine.runner.row_ops import RowOps, StepRows
 
 
@@ -61,6 +63,7 @@ class Decoder:
         self._mixers = [self._attention if one.recurrent is None else self._recurrence for one in weights.layers]
         self.experts = None if config.experts is None else experts
         self._mlps = [build_mlp(config, layer.mlp, index, rows, experts) for index, layer in enumerate(weights.layers)]
+        self._residuals = build_residuals(config, weights, rows)
         self._is_parallel = config.block.is_parallel
         self._embedding_scale = _embedding_scale(config, weights.embedding.dtype)
         self._changes_logits = config.scales.logits != 1.0 or config.scales.logits_cap is not None
@@ -70,26 +73,23 @@ class Decoder:
 
         A row is one token of the step.
         """
-        rows, layers = self.rows, self.weights.layers
+        layers = self.weights.layers
         self.weights.step_kinds.prompt_rows = batch.attention.prompt_rows
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
         if self._embedding_scale is not None:
             hidden *= self._embedding_scale
         recurrence = None if self._recurrent is None else self._recurrent.plan(batch.attention)
-        step = _Step(rows.plan(batch), attention, lora, recurrence)
-        first = layers[0].attention_norm
-        x = hidden if first is None else rows.norm(hidden, first)
+        step = _Step(self.rows.plan(batch), attention, lora, recurrence)
+        stream = self._residuals.begin(hidden, batch.token_ids, lora)
         for index, layer in enumerate(layers):
             self._on_layer()
             if self._taps is not None:
-                self._taps.take(index, hidden)
-            delta = self._mixers[index](x, layer, index, step)
-            hidden, after = rows.add_norm(hidden, delta, layer.mlp_norm, layer.attention_post_norm)
-            delta = self._mlps[index](x if self._is_parallel else after, lora)
-            if index + 1 < len(layers):
-                hidden, x = rows.add_norm(hidden, delta, layers[index + 1].attention_norm, layer.mlp_post_norm)
-        hidden = rows.add(hidden, delta, layers[-1].mlp_post_norm)
+                self._taps.take(index, stream.hidden)
+            x = stream.enter(index)
+            after = stream.add_mixed(index, self._mixers[index](x, layer, index, step))
+            stream.add_mlp(index, self._mlps[index](x if self._is_parallel else after, lora))
+        hidden = stream.leave()
         if self._taps is not None:
             self._taps.take(len(layers), hidden)
         return hidden
@@ -133,6 +133,13 @@ class Decoder:
         output = layer.output(mixed)
         step.lora.add_deltas(output, mixed, index, "recurrent_out")
         return output
+
+
+def build_residuals(config: ModelConfig, weights: DecoderWeights, rows: RowOps) -> Residuals:
+    """Returns what carries the hidden states of a model's steps."""
+    if config.streams is None:
+        return PlainResiduals(rows, weights.layers)
+    return AltUpResiduals(config.streams, weights, rows)
 
 
 def _embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float | None:

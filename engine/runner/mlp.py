@@ -4,9 +4,12 @@ Owns the order of operations in an MLP. Never branches by architecture: ExpertsC
 Invariant: the bits of a token's result do not depend on the other tokens.
 """
 
+from collections.abc import Callable
+from statistics import NormalDist
 from typing import Protocol
 
 import torch
+from torch.nn import functional
 
 from graftwork.engine.experts.backend import ExpertBackend
 from graftwork.engine.experts.choice import choose
@@ -17,6 +20,9 @@ from graftwork.engine.model.experts import ClampedSwiGlu, ExpertsConfig
 from graftwork.engine.model.mlp_weights import DenseWeights, MlpWeights, RoutedWeights, SharedWeights
 from graftwork.engine.model.projections import EXPERT_GROUPS
 from graftwork.engine.runner.row_ops import RowOps
+
+Activate = Callable[[torch.Tensor], torch.Tensor]
+"""Computes RowOps.activate, or that of other gates."""
 
 
 class Mlp(Protocol):
@@ -30,7 +36,8 @@ class Mlp(Protocol):
 def build_mlp(config: ModelConfig, weights: MlpWeights, layer: int, rows: RowOps, experts: type[ExpertBackend]) -> Mlp:
     """Returns the MLP of one layer. `rows` computes activations."""
     if isinstance(weights, DenseWeights):
-        return DenseMlp(weights, layer, rows)
+        share = config.sparsity[layer] if config.sparsity else 0.0
+        return DenseMlp(weights, layer, SparseGates(share, rows).activate if share else rows.activate)
     assert config.experts is not None
     return RoutedMlp(config.experts, weights, layer, rows, experts)
 
@@ -38,19 +45,38 @@ def build_mlp(config: ModelConfig, weights: MlpWeights, layer: int, rows: RowOps
 class DenseMlp:
     """An MLP that is the same for every token. `prefix` begins the names of its groups of projections."""
 
-    def __init__(self, weights: DenseWeights, layer: int, rows: RowOps, prefix: str = "") -> None:
+    def __init__(self, weights: DenseWeights, layer: int, activate: Activate, prefix: str = "") -> None:
         self._weights = weights
         self._layer = layer
-        self._rows = rows
+        self._activate = activate
         self._gate_up, self._down = f"{prefix}gate_up", f"{prefix}down"
 
     def __call__(self, x: torch.Tensor, lora: StepLora) -> torch.Tensor:
         gate_up = self._weights.gate_up(x)  # [num_tokens, 2 * intermediate]
         lora.add_deltas(gate_up, x, self._layer, self._gate_up)
-        inner = self._rows.activate(gate_up)  # [num_tokens, intermediate]
+        inner = self._activate(gate_up)  # [num_tokens, intermediate]
         output = self._weights.down(inner)
         lora.add_deltas(output, inner, self._layer, self._down)
         return output
+
+
+class SparseGates:
+    """Sets a share of each token's gates to zero before they are activated, by a threshold that fits a normal distribution.
+
+    Source: transformers' Gemma3nTextMLP (Gaussian top-k).
+    """
+
+    def __init__(self, share: float, rows: RowOps) -> None:
+        self._deviations = NormalDist().inv_cdf(share)
+        self._rows = rows
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Computes RowOps.activate of what exceeds the threshold. Overwrites gate_up."""
+        gate = gate_up[:, : gate_up.shape[1] // 2]
+        exact = gate.float()
+        variance, mean = torch.var_mean(exact, dim=1, correction=0, keepdim=True)
+        gate.copy_(functional.relu(exact - (mean + variance.sqrt() * self._deviations)))
+        return self._rows.activate(gate_up)
 
 
 class RoutedMlp:
@@ -102,7 +128,7 @@ class SharedMlp:
     """The expert that sees every token, with its gate."""
 
     def __init__(self, weights: SharedWeights, layer: int, rows: RowOps) -> None:
-        self._mlp = DenseMlp(weights.mlp, layer, rows, prefix="shared_")
+        self._mlp = DenseMlp(weights.mlp, layer, rows.activate, prefix="shared_")
         self._gate = weights.gate
         self._layer = layer
 

@@ -29,9 +29,11 @@ class StepRows(Protocol):
         """Writes the keys and values of a step's tokens into their pages. Returns the queries, ready for attention.
 
         First normalises each head of queries and keys by `qk_norm`, [heads + kv_heads, head_dim], if the model has such
-        norms. Then rotates queries and keys by their positions, if the layer rotates. Pages that the step begins are zeroed before.
+        norms, and those of the values if it has rows of ones for them. Then rotates queries and keys by their positions,
+        if the layer rotates. Pages that the step begins are zeroed before.
 
-        qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim]. Its rows may have any stride. The operation may overwrite
+        qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim]. A layer that reads the keys and values of another one has
+        queries alone, in qkv and in `qk_norm`, and nothing is written. Its rows may have any stride. The operation may overwrite
         it. Returns [num_tokens, heads, head_dim] in the dtype of qkv.
 
         Waits for the layer's copies to the device. Raises LoadFailed if a KV page could not be copied.
@@ -150,17 +152,24 @@ class TorchStepRows:
         self._begins_pages = len(batch.begun_pages) > 0
         self._row_pages, self._begun_pages = batch.row_pages_by_group, batch.begun_pages_by_group
         self._angles = rotary.at(batch.positions)  # by table, cosines and sines [num_tokens, 1, rotated features]
+        self._query_layers = frozenset(config.query_layers)
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, qk_norm: torch.Tensor | None) -> torch.Tensor:
         config = self._config
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)  # [num_tokens, heads + 2 * kv_heads, head_dim]
-        num_rotated = config.num_heads + config.num_kv_heads
+        has_keys = layer not in self._query_layers
+        num_rotated = config.num_heads + config.num_kv_heads if has_keys else config.num_heads
+        if config.block.has_value_norm:
+            assert qk_norm is not None, "a model that normalises values normalises queries and keys"
+            heads, qk_norm = NORMS[config.block.norm](heads, qk_norm, config.rms_norm_eps), None
         queries_and_keys, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if qk_norm is not None:
             queries_and_keys = NORMS[config.block.norm](queries_and_keys, qk_norm, config.rms_norm_eps)
         table = self._tables[layer]
         if table is not None:
             queries_and_keys = table.rotate(queries_and_keys, *self._angles[table])
+        if not has_keys:
+            return queries_and_keys
         query, key = queries_and_keys[:, : config.num_heads], queries_and_keys[:, config.num_heads :]
         self._cache.gates.wait(layer)
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]

@@ -64,16 +64,22 @@ def why_row_kernels_fail(device: torch.device, dtype: torch.dtype, served: Model
 
 
 def _small(served: ModelConfig) -> ModelConfig:
-    """Returns a small model with the norms, the activation and the rotations of the served one."""
+    """Returns a small model with the norms, the activation and the rotations of the served one. If that has layers with
+    queries alone, so has the last layer.
+    """
     forms = [
         rope and RopeConfig(rope.theta, share=rope.share, is_interleaved=rope.is_interleaved) for rope in served.ropes
     ]
     ropes = tuple(dict.fromkeys(forms))
+    sources: tuple[int, ...] = ()
+    if served.query_layers:
+        ropes, sources = (*ropes, ropes[0]), (*range(len(ropes)), 0)
     return replace(
         _MODEL,
         num_layers=len(ropes),
         windows=(None,) * len(ropes),
         ropes=ropes,
+        kv_sources=sources,
         block=served.block,
         activation=served.activation,
         scales=replace(_MODEL.scales, residual=served.scales.residual),
@@ -112,8 +118,13 @@ def _results(
         rows.norm_wide(whole, (noise(96).to(kept), noise(32).to(kept)))
         results.append(whole)
     for layer in range(model.num_layers):
-        for qk_norm in (noise(8, 16).to(kept), None) if norms_heads else (None,):
-            results.append(step.rotate_and_store(noise(num_tokens, 160), layer, qk_norm))
+        num_heads = 6 if layer in model.query_layers else 10
+        num_normed = num_heads if model.block.has_value_norm else min(num_heads, 8)
+        for is_normed in (True, False) if norms_heads else (False,):
+            if model.block.has_value_norm and not is_normed:
+                continue
+            qk_norm = noise(num_normed, 16).to(kept) if is_normed else None
+            results.append(step.rotate_and_store(noise(num_tokens, 16 * num_heads), layer, qk_norm))
             results += [part[:_NUM_FRAMES].clone() for part in cache.layer(layer)]
     return results
 

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Glm4Config,
     GptOssConfig,
@@ -74,6 +75,15 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+GEMMA3N: dict[str, Any] = SIZES | {
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "layer_types": [*ALTERNATING, "full_attention", "sliding_attention"],
+    "vocab_size_per_layer_input": 90,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 16,
+    "final_logit_softcapping": 5.0,
+}
 
 
 def llama(rope_type: str = "default", scaling: dict[str, Any] | None = None, **options: Any) -> PreTrainedConfig:
@@ -127,6 +137,21 @@ LATER_FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "gemma2-wide": Gemma2Config(**SIZES, head_dim=16, sliding_window=4096, attn_logit_softcapping=None),
     "gemma3": Gemma3TextConfig(**SIZES, **WINDOWS, head_dim=8, query_pre_attn_scalar=14, rope_parameters=GEMMA3_ROPES),
+    "gemma3n": Gemma3nTextConfig(
+        **GEMMA3N,
+        sliding_window=WINDOW,
+        num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.9, 0.0, 0.5, 0.0, 0.6],
+        altup_active_idx=1,
+    ),
+    "gemma3n-wide": Gemma3nTextConfig(
+        **GEMMA3N | {"intermediate_size": [40, 24, 40, 56, 24]},
+        sliding_window=4096,
+        num_kv_shared_layers=0,
+        altup_num_inputs=3,
+        altup_correct_scale=False,
+        rope_parameters=GEMMA3_ROPES,
+    ),
     "cohere2": Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5),
     "cohere2-wide": Cohere2Config(**SIZES, sliding_window=4096, layer_types=ALTERNATING, attention_bias=True),
     "glm4": Glm4Config(**SIZES, head_dim=16),
@@ -199,13 +224,16 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
     """Set norms and biases to random values; transformers initialises them with ones and zeros."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or name.endswith(("bias", "scale")):
                 parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
 
 
 def linear_layers(model: torch.nn.Module) -> list[str]:
-    """The names of the linear layers in the decoder layers, as this family calls them."""
+    """The names of the linear layers in the decoder layers, as this family calls them, but those that mix streams: these
+    are refused.
+    """
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    names = [name for name in names if ".altup." not in name]
     return sorted({name.rsplit(".", 1)[-1] for name in names if ".layers." in name})
 
 

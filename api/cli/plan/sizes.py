@@ -47,7 +47,8 @@ class ModelSizes:
         model = self.model
         layers = sum(self._layer_parameters(layer) for layer in range(model.num_layers))
         tables = 1 if model.tie_word_embeddings else 2
-        return layers + tables * model.vocab_size * model.hidden_size + model.hidden_size
+        around = self._stream_products + self._stream_tables
+        return layers + around + tables * model.vocab_size * model.hidden_size + model.hidden_size
 
     def _layer_parameters(self, layer: int) -> int:
         model = self.model
@@ -55,10 +56,32 @@ class ModelSizes:
         found = sum(out * width for out, width in shapes.values())
         found += len(model.block.norms.names) * model.hidden_size
         found += sum(shapes[name][0] for name in model.biased_targets if name in shapes)
-        found += 2 * model.head_dim if model.has_qk_norm else 0
+        num_norms = 2 if model.kv_source(layer) == layer else 1
+        found += num_norms * model.head_dim if model.has_qk_norm else 0
         found += shapes["q_proj"][0] + model.kv_width if model.block.has_wide_qk_norm else 0
         found += model.num_heads if model.block.has_sinks else 0
+        if model.streams is not None:
+            count = model.streams.count
+            found += (count + 4) * model.hidden_size + count**2 * (count + 1)  # the router, and three norms and a scale
         return found + self._expert_parameters(layer) + self._recurrent_parameters(layer)
+
+    @property
+    def _stream_products(self) -> int:
+        """The weights around the layers that each token is multiplied by, if there are several residual streams."""
+        model, streams = self.model, self.model.streams
+        if streams is None:
+            return 0
+        return (
+            2 * (streams.count - 1) * model.hidden_size + model.num_layers * streams.input_width
+        ) * model.hidden_size
+
+    @property
+    def _stream_tables(self) -> int:
+        """The table of the layers' own inputs, and its norm."""
+        streams = self.model.streams
+        if streams is None:
+            return 0
+        return (streams.input_vocab_size * self.model.num_layers + 1) * streams.input_width
 
     def _recurrent_parameters(self, layer: int) -> int:
         """Returns the weights of a recurrent layer that belong to no linear layer."""
@@ -113,7 +136,7 @@ class ModelSizes:
         """Floating point operations for one token, without attention: two for each weight that multiplies."""
         model = self.model
         products = sum(self._layer_products(layer) for layer in range(model.num_layers))
-        return 2 * (products + model.vocab_size * model.hidden_size)
+        return 2 * (products + self._stream_products + model.vocab_size * model.hidden_size)
 
     def _layer_products(self, layer: int) -> int:
         """Returns the weights of a layer that one token is multiplied by: of experts, only those that are chosen."""

@@ -140,8 +140,12 @@ class KvCache:
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
         places = {layer: first + place for layer, _, place in self.groups.places()}
         self.group_of = {layer: group for layer, group, _ in self.groups.places()}
-        """The number of the layer group whose pages hold the KV of a layer, by layer."""
+        """The number of the layer group whose pages hold the KV that a layer reads, by layer."""
         self._layers = {layer: (self._pages[:, 0, place], self._pages[:, 1, place]) for layer, place in places.items()}
+        for layer in config.query_layers:
+            source = config.kv_source(layer)
+            places[layer], self.group_of[layer] = places[source], self.group_of[source]
+            self._layers[layer] = self._layers[source]
         recurrent = () if config.recurrence is None else config.recurrence.layers
         self.gates = LayerGates(places | dict.fromkeys(recurrent, first - 1))
         """The gates that attention waits for before it reads a layer."""
@@ -178,7 +182,8 @@ class KvCache:
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of one layer, as `format` stores them.
+        """Returns the keys and the values that one layer reads, as `format` stores them. They may be those of another
+        layer (see ModelConfig.kv_sources).
 
         Each is [num_frames + 2, page_tokens, kv_heads, width], with `width` the head_dim if they are plain. Writing to these tensors changes the pages.
         """

@@ -8,6 +8,8 @@ All groups have the same number of layers, so all pages have the same size and a
 any group. The first group keeps pages for the whole context. The others have only layers with a window: they keep the
 pages that a query can still see. Never imports torch, and never allocates a page.
 
+A layer that reads the keys and values of another one is in no group: it has no pages.
+
 Invariant: a layer without a window is in the first group. If the layers cannot be divided well, all are in it.
 
 Source: the hybrid KV cache manager of vLLM.
@@ -66,9 +68,10 @@ def layer_groups(model: ModelConfig) -> LayerGroups:
         return one_group(model)
     full = [layer for layer in model.kv_layers if model.windows[layer] is None]
     windowed = [layer for layer in model.kv_layers if model.windows[layer] is not None]
-    for size in range(max(len(full), 1), model.num_layers):
-        num_groups = -(-model.num_layers // size)
-        if num_groups <= _MOST_GROUPS and size * num_groups <= (1 + _MOST_PADDING) * model.num_layers:
+    num_layers = len(model.kv_layers)
+    for size in range(max(len(full), 1), num_layers):
+        num_groups = -(-num_layers // size)
+        if num_groups <= _MOST_GROUPS and size * num_groups <= (1 + _MOST_PADDING) * num_layers:
             kept = size - len(full)
             first, rest = (*full, *windowed[:kept]), windowed[kept:]
             others = (tuple(rest[start : start + size]) for start in range(0, len(rest), size))
@@ -83,5 +86,5 @@ def request_bytes(model: ModelConfig, num_tokens: int, item_bytes: int) -> int:
     if groups.window is None:
         return frames_for(num_tokens, size, None) * model.kv_page_bytes(size, item_bytes)
     windows = PageWindows(groups.window, groups.num_windowed, size, step_tokens=1)
-    page_bytes = groups.layers_of_page * model.kv_page_bytes(size, item_bytes) // model.num_layers
+    page_bytes = groups.layers_of_page * model.kv_page_bytes(size, item_bytes) // len(model.kv_layers)
     return frames_for(num_tokens, size, windows) * page_bytes

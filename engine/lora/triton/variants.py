@@ -101,10 +101,14 @@ def served_lora_variants(model: ModelConfig, dtype: torch.dtype, max_rank: int) 
     of each size, with and without mixtures and changes of columns, and with few and many tiles.
     """
     rank, flags = pages_of_ranks(max_rank), (False, True)
-    groups = dict.fromkeys(group for layer in range(model.num_layers) for group in layer_groups(model, layer))
-    for group, tile_rows, has_mixtures, has_columns in product(groups, TILE_ROWS, flags, flags):
+    groups = dict.fromkeys(
+        (group, GroupShape.of(model, group.targets, layer))
+        for layer in range(model.num_layers)
+        for group in layer_groups(model, layer)
+    )
+    for (group, shape), tile_rows, has_mixtures, has_columns in product(groups, TILE_ROWS, flags, flags):
         words = [group.name, f"{tile_rows} rows", *(["mixtures"] * has_mixtures), *(["columns"] * has_columns)]
-        name, shape = " ".join(words), GroupShape.of(model, group.targets)
+        name = " ".join(words)
         for num_tiles in (_FEW_TILES, _MANY_TILES):
             layer = LayerShape(name, num_tiles, tile_rows, shape, rank, dtype, has_mixtures, has_columns)
             yield from layer.variants

@@ -33,6 +33,25 @@ ROUTED = replace(
 )
 
 
+STREAMS = {
+    "linear_left": (6, HIDDEN),
+    "linear_right": (HIDDEN, 6),
+    "per_layer_input_gate": (10, HIDDEN),
+    "per_layer_projection": (HIDDEN, 10),
+}
+FURTHER = ("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection")
+SHARING = replace(
+    DESCRIPTION,
+    num_layers=3,
+    hidden_size=HIDDEN,
+    target_shapes={name: shape for name, shape in SHAPES.items() if name not in ("in_proj", "out_proj")}
+    | DENSE
+    | STREAMS,
+    modules=LayerModules(further=FURTHER, query_layers=(2,), mlp_widths=(INNER, 24, INNER)),
+)
+"""Layers with further modules and MLPs of their own widths, the last of which reads the keys of another."""
+
+
 def pair(module: str, out_features: int, in_features: int) -> Tensors:
     """Random factors of one module under PEFT's names."""
     random = np.random.default_rng(len(module))
@@ -105,6 +124,67 @@ def test_a_model_of_llamas_form_has_no_such_modules() -> None:
             parse(pair(f"{PREFIX}.0.{module}", 100, HIDDEN), ["q_proj"], DESCRIPTION)
 
 
+def test_modules_beside_attention_and_mlp_are_read() -> None:
+    """Those of a part and those of the layer itself are targets, and an MLP has the width of its layer."""
+    tensors = {
+        name: tensor
+        for module in FURTHER
+        for name, tensor in pair(f"{PREFIX}.1.{module}", *STREAMS[module.rpartition(".")[2]]).items()
+    }
+    tensors |= pair(f"{PREFIX}.1.mlp.up_proj", 24, HIDDEN) | pair(f"{PREFIX}.2.mlp.down_proj", HIDDEN, INNER)
+
+    spec = parse(tensors, [*STREAMS, "up_proj", "down_proj"], SHARING)
+
+    assert {(module.layer, module.target) for module in spec.modules} == {
+        *((1, target) for target in (*STREAMS, "up_proj")),
+        (2, "down_proj"),
+    }
+    assert spec.target_modules == ("up_proj", "down_proj", *STREAMS)
+
+
+def test_keys_and_values_that_a_layer_does_not_have_are_left_out() -> None:
+    """Tensors for them are no part of the adapter, which is that without them; a layer that has them keeps them."""
+    own = pair(f"{PREFIX}.1.self_attn.k_proj", 16, HIDDEN) | pair(f"{PREFIX}.2.self_attn.q_proj", HIDDEN, HIDDEN)
+    unused = pair(f"{PREFIX}.2.self_attn.k_proj", 16, HIDDEN) | pair(f"{PREFIX}.2.self_attn.v_proj", 16, HIDDEN)
+    targets = ["q_proj", "k_proj", "v_proj"]
+
+    with_unused, without = (parse(tensors, targets, SHARING) for tensors in (own | unused, own))
+
+    assert [(module.layer, module.target) for module in with_unused.modules] == [(1, "k_proj"), (2, "q_proj")]
+    assert [module.target for module in without.modules] == ["k_proj", "q_proj"]
+    with pytest.raises(ValidationFailed, match="no lora_A and lora_B"):
+        parse(unused, targets, SHARING)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "targets", "told"),
+    [
+        (pair(f"{PREFIX}.1.mlp.up_proj", INNER, HIDDEN), ["up_proj"], r"its shape is \[40, 4\].*\[24, 4\]"),
+        (
+            pair(f"{PREFIX}.0.altup.modality_router", 4, HIDDEN),
+            ["modality_router"],
+            "'modality_router' names no module",
+        ),
+        (pair(f"{PREFIX}.0.altup.modality_router", 4, HIDDEN), ["up_proj"], "layers.0.altup.modality_router.lora_A"),
+        (pair("base_model.model.model.altup_projections.0", HIDDEN, HIDDEN), ["up_proj"], "model.altup_projections.0"),
+        (pair(f"{PREFIX}.0.laurel.post_laurel_norm", HIDDEN, HIDDEN), ["up_proj"], "laurel.post_laurel_norm"),
+        (pair(f"{PREFIX}.0.linear_left", 6, HIDDEN), ["linear_left"], "layers.0.linear_left.lora_A"),
+        (pair(f"{PREFIX}.3.per_layer_projection", HIDDEN, 10), ["per_layer_projection"], "the model has 3 layers"),
+    ],
+)
+def test_what_mixes_streams_is_refused_by_name(tensors: Tensors, targets: list[str], told: str) -> None:
+    """Modules that are not served and shapes that do not fit are refused with the tensor's or the module's name."""
+    with pytest.raises(ValidationFailed, match=told):
+        parse(tensors, targets, SHARING)
+
+
+def test_a_model_of_llamas_form_has_none_beside_attention_and_mlp() -> None:
+    """A layer's own projection and a low-rank way beside attention are refused for a model that has none."""
+    for module in ("per_layer_projection", "laurel.linear_left"):
+        with pytest.raises(ValidationFailed, match=f"no module '{module}'"):
+            parse(pair(f"{PREFIX}.0.{module}", HIDDEN, HIDDEN), ["q_proj"], DESCRIPTION)
+
+
 def test_what_cannot_have_lora_may_be_excluded() -> None:
     """A convolution or a norm of a recurrent layer in exclude_modules is no mistake."""
     spec = parse(pair(f"{PREFIX}.0.mamba.in_proj", 100, HIDDEN), ["in_proj"], exclude_modules=["conv1d", "mamba.norm"])
@@ -114,4 +194,6 @@ def test_what_cannot_have_lora_may_be_excluded() -> None:
 
 def test_the_names_survive_json() -> None:
     """What travels to the process that validates uploads is what it reads."""
-    assert LayerModules.from_json(loads(dumps(asdict(NAMES)))) == NAMES
+    for names in (NAMES, SHARING.modules):
+        assert names is not None
+        assert LayerModules.from_json(loads(dumps(asdict(names)))) == names

@@ -206,7 +206,7 @@ def test_engines_that_cannot_do_it_say_why(models: RandomModels, tmp_path: Path)
     assert found.error.message.startswith("attention_window is not served here: the model has recurrent layers")
 
 
-OTHERS = ("llama-yarn", "gemma2", "cohere2", "glm4", "gpt-oss", "smollm3-windows", "phi4-long")
+OTHERS = ("llama-yarn", "gemma2", "cohere2", "glm4", "gpt-oss", "smollm3-windows", "phi4-long", "gemma3n")
 
 
 @pytest.mark.parametrize("name", OTHERS)

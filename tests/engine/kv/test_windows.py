@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, MistralConfig
+from transformers import Gemma3nTextConfig, Gemma3TextConfig, MistralConfig
 
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb, ToolWait
 from graftwork.engine.core.tiers import Tier
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.engine_driver import EngineDriver, Outcome
-from tests.engine.families import GEMMA3_ROPES, SIZES, Family, make_family
+from tests.engine.families import GEMMA3_ROPES, GEMMA3N, SIZES, Family, make_family
 from tests.engine.runner.test_decoder_parity import RecordingRunner
 
 PAGE, WINDOW, CONTEXT = 4, 10, 256
@@ -24,6 +24,10 @@ FIVE_OF_SIX = ["sliding_attention"] * 5 + ["full_attention"]
 MODELS = {
     "five of six": Gemma3TextConfig(**DEEP, layer_types=FIVE_OF_SIX, head_dim=8, rope_parameters=GEMMA3_ROPES),
     "all": MistralConfig(**DEEP),
+    "five of six, and two that read them": Gemma3nTextConfig(
+        **GEMMA3N | DEEP | {"num_hidden_layers": 8, "layer_types": [*FIVE_OF_SIX, *FIVE_OF_SIX[4:]]},
+        num_kv_shared_layers=2,
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.projections import GROUPS, ProjectionGroup
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound, ValidationFailed
 from tests.hypothesis_profiles import examples
@@ -31,6 +32,9 @@ PATIENCE_S = 1.0
 
 class OneLayerBase:
     """One linear layer of zeros."""
+
+    def groups(self, layer: int) -> tuple[ProjectionGroup, ...]:
+        return GROUPS
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         return torch.zeros(WIDTH, WIDTH), None

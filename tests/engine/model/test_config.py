@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -34,6 +35,20 @@ SMOLLM3: dict[str, Any] = SIZES | {"architectures": ["SmolLM3ForCausalLM"], "mod
 PHI3: dict[str, Any] = SIZES | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0}
 GEMMA2: dict[str, Any] = SIZES | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
 GEMMA3: dict[str, Any] = SIZES | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+GEMMA3N: dict[str, Any] = SIZES | {"architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text"}
+GEMMA3N |= {"num_kv_shared_layers": 1, "head_dim": 8, "laurel_rank": 4, "sliding_window": 16}
+GEMMA3N |= {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 60}
+WRAPPED_GEMMA3N: dict[str, Any] = {
+    "architectures": ["Gemma3nForConditionalGeneration"],
+    "model_type": "gemma3n",
+    "text_config": {name: value for name, value in GEMMA3N.items() if name != "architectures"},
+    "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 8},
+    "audio_config": {"model_type": "gemma3n_audio", "hidden_size": 8},
+    "image_token_id": 61,
+    "audio_soft_tokens_per_image": 188,
+    "eos_token_id": [1, 2],
+    "torch_dtype": "bfloat16",
+}
 COHERE2: dict[str, Any] = SIZES | {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2"}
 GLM4: dict[str, Any] = SIZES | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "pad_token_id": 0}
 LONG: dict[str, Any] = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
@@ -199,6 +214,58 @@ def test_facts_of_other_families_are_those_of_transformers(tmp_path: Path, raw: 
         check_frequencies(config, index, model)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+        {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"num_kv_shared_layers": 0, "intermediate_size": [48, 24, 32, 48], "attention_bias": True},
+        {"altup_num_inputs": 3, "altup_active_idx": 2, "num_hidden_layers": 12, "num_kv_shared_layers": 5},
+        {"activation_sparsity_pattern": [0.5, 0.0, 0.25, 0.0], "rope_theta": 5e5, "rope_local_base_freq": 2e4},
+    ],
+)
+def test_facts_of_several_streams_are_those_of_transformers(tmp_path: Path, own: dict[str, Any]) -> None:
+    """The layers' shapes, windows, frequencies and sparsity, and whose keys and values they read, are those of
+    transformers."""
+    config = read(tmp_path, GEMMA3N | own)
+    model = reference(tmp_path)
+
+    layers, theirs = model.model.layers, model.config
+    assert config.streams is not None
+    assert (config.streams.count, config.streams.active) == (theirs.altup_num_inputs, theirs.altup_active_idx)
+    assert config.score_scale == layers[0].self_attn.scaling == 1.0
+    for index, layer in enumerate(layers):
+        linears = {name.split(".")[-1]: part for name, part in layer.named_modules() if isinstance(part, Linear)}
+        mixing = {"modality_router", "prediction_coefs", "correction_coefs"}
+        expected = {name: tuple(part.weight.shape) for name, part in linears.items() if name not in mixing}
+        assert config.layer_shapes(index) == expected
+        assert {name for name in expected if linears[name].bias is not None} == {*config.biased_targets} & {*expected}
+        assert config.windows[index] == layer.self_attn.sliding_window
+        assert config.sparsity[index] == layer.mlp.activation_sparsity
+        kinds, mode = theirs.layer_types, theirs.kv_sharing_modes[index]
+        read_layer = max(
+            (
+                other
+                for other in range(index)
+                if theirs.kv_sharing_modes[other] == "store" and kinds[other] == kinds[index]
+            ),
+            default=index,
+        )
+        assert config.kv_source(index) == (read_layer if mode == "reuse" else index)
+        check_frequencies(config, index, model)
+
+
+def test_the_language_model_within_another_is_read_as_if_it_were_alone(tmp_path: Path) -> None:
+    """Settings of vision and audio are left out, and those outside `text_config` serve where it has none."""
+    inner, outer = read(tmp_path, GEMMA3N), read(tmp_path, WRAPPED_GEMMA3N)
+
+    assert outer.wrapper is not None
+    assert (outer.eos_token_ids, outer.dtype) == ((1, 2), "bfloat16")
+    assert replace(outer, wrapper=None, eos_token_ids=inner.eos_token_ids, dtype=inner.dtype) == inner
+
+
 def check_frequencies(config: ModelConfig, index: int, model: Any) -> None:
     """Compare the frequencies of one layer with those of the model that transformers has built."""
     attention, rotary, rope = model.model.layers[index].self_attn, model.model.rotary_emb, config.ropes[index]
@@ -281,6 +348,24 @@ def test_the_served_context_chooses_the_factors_of_longrope(tmp_path: Path) -> N
         (GEMMA2 | {"hidden_activation": "relu"}, "hidden_activation 'relu'"),
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        (GEMMA3N | {"num_kv_shared_layers": 4}, "num_kv_shared_layers 4 leaves no layer of sliding_attention"),
+        (GEMMA3N | {"layer_types": BY_HALVES, "num_kv_shared_layers": 3}, "leaves no layer of sliding_attention"),
+        (GEMMA3N | {"num_kv_shared_layers": -1}, "num_kv_shared_layers"),
+        (GEMMA3N | {"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern"),
+        (GEMMA3N | {"activation_sparsity_pattern": [1.0, 0.0, 0.0, 0.0]}, "activation_sparsity_pattern"),
+        (GEMMA3N | {"intermediate_size": [48]}, "intermediate_size must hold"),
+        (LLAMA | {"intermediate_size": [48] * 4}, "intermediate_size must be"),
+        (GEMMA3N | {"altup_active_idx": 4}, "altup_active_idx 4 must be below"),
+        (GEMMA3N | {"laurel_rank": 0}, "laurel_rank"),
+        (GEMMA3N | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        (GEMMA3N | {"vision_config": {}}, "vision_config"),
+        (GEMMA3N | {"model_type": "gemma3n"}, "model_type 'gemma3n'"),
+        (WRAPPED_GEMMA3N | {"model_type": "gemma3n_text"}, "model_type 'gemma3n_text'"),
+        (WRAPPED_GEMMA3N | {"text_config": None}, "text_config must hold"),
+        (WRAPPED_GEMMA3N | {"text_config": GEMMA3N | {"model_type": "gemma3_text"}}, "text_config.model_type"),
+        (WRAPPED_GEMMA3N | {"text_config": GEMMA3N | {"router": 8}}, "router 8"),
+        (WRAPPED_GEMMA3N | {"smell_config": {"nose": 1}}, "smell_config"),
+        (WRAPPED_GEMMA3N | {"quantization_config": {"quant_method": "gptq"}}, "quantized weights of gemma3n"),
         (COHERE2 | {"use_qk_norm": True}, "use_qk_norm True"),
         (SMOLLM3 | {"no_rope_layers": [1, 1]}, "no_rope_layers"),
     ],

@@ -20,6 +20,7 @@ from tests.engine.runner.test_decoder_parity import random_prompt
 
 MIXTURE = "rank-3 and rank-24"
 NUM_TOP = 20
+ONE_DEVICE = ("gemma3n", "gemma3n-wide")
 WHOLE_FAMILIES = ("llama-biased", "mistral-windows", "qwen2", "qwen3-windows")
 
 
@@ -101,7 +102,7 @@ def test_tokens_of_every_kind_and_of_mixtures_are_those_of_one_rank(adapter_kind
     ("name", "num_ranks"),
     [
         *((name, ranks) for name in WHOLE_FAMILIES for ranks in (2, 4)),
-        *((name, 2) for name in LATER_FAMILIES),
+        *((name, 2) for name in LATER_FAMILIES if name not in ONE_DEVICE),
         ("olmo2", 4),
     ],
 )
@@ -123,6 +124,13 @@ def test_families_equal_transformers_on_several_ranks(
 
     for (prompt, adapter), outcome in zip(requests, outcomes, strict=True):
         check_near_reference(family.references[adapter], prompt, outcome)
+
+
+@pytest.mark.parametrize("name", ONE_DEVICE)
+def test_several_streams_are_refused_by_name(family_of: Callable[[str], Family], name: str) -> None:
+    """A model with several residual streams is served by one device, and the error says so."""
+    with pytest.raises(InvalidRequest, match=r"--tensor-parallel: .*residual streams"):
+        family_of(name).engine(tensor_parallel=2)
 
 
 def test_a_rank_reads_and_holds_only_its_part(models: RandomModels) -> None:

@@ -19,10 +19,12 @@ from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, 
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.triton.backend import build_triton_lora
 from graftwork.engine.model.batch_invariance import BatchInvariance
+from graftwork.engine.model.block import NormKind, StreamsSpec
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import DenseWeights
-from graftwork.engine.model.projections import GroupShape, layer_groups
+from graftwork.engine.model.part_weights import LayerStreamWeights, StreamWeights
+from graftwork.engine.model.projections import GroupShape, group_shapes
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
@@ -63,19 +65,71 @@ PAGE_TOKENS, NUM_FRAMES, MAX_REQUESTS = 16, 4096, 64
 
 
 def weights(model: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
-    hidden, inner, query = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
+    hidden, vocab = model.hidden_size, model.vocab_size
     empty = partial(torch.empty, dtype=dtype, device=DEVICE)
-    layer = LayerWeights(
-        attention_norm=empty(hidden),
-        qkv=Linear(empty(query + 2 * model.kv_width, hidden)),
-        qk_norm=empty(model.num_heads + model.num_kv_heads, model.head_dim) if model.has_qk_norm else None,
-        output=Linear(empty(hidden, query)),
-        mlp_norm=empty(hidden),
-        mlp=DenseWeights(Linear(empty(2 * inner, hidden)), Linear(empty(hidden, inner))),
-    )
-    vocab = model.vocab_size
     return DecoderWeights(
-        empty(vocab, hidden), (layer,) * model.num_layers, {}, empty(hidden), Linear(empty(vocab, hidden))
+        embedding=empty(vocab, hidden),
+        layers=tuple(layer_weights(model, layer, dtype) for layer in range(model.num_layers)),
+        layer_shapes=tuple(map(model.layer_shapes, range(model.num_layers))),
+        norm=norm_weights(model, dtype),
+        head=Linear(empty(vocab, hidden)),
+        streams=None if model.streams is None else stream_weights(model, model.streams, dtype),
+    )
+
+
+def norm_weights(model: ModelConfig, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """The weights of a norm, fp32 if it rounds once: [hidden], if no shape is given."""
+    kept = dtype if model.block.norm is NormKind.RMS else torch.float32
+    return torch.empty(shape or (model.hidden_size,), dtype=kept, device=DEVICE)
+
+
+def layer_weights(model: ModelConfig, layer: int, dtype: torch.dtype) -> LayerWeights:
+    hidden, inner, query = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
+    empty, norm = partial(torch.empty, dtype=dtype, device=DEVICE), partial(norm_weights, model, dtype)
+    kv_heads = model.num_kv_heads if model.kv_source(layer) == layer else 0
+    num_normed = model.num_heads + kv_heads * (2 if model.block.has_value_norm else 1)
+    return LayerWeights(
+        attention_norm=norm(),
+        qkv=Linear(empty(query + 2 * kv_heads * model.head_dim, hidden)),
+        qk_norm=norm(num_normed, model.head_dim) if model.has_qk_norm else None,
+        output=Linear(empty(hidden, query)),
+        mlp_norm=norm(),
+        mlp=DenseWeights(Linear(empty(2 * inner, hidden)), Linear(empty(hidden, inner))),
+        attention_post_norm=None if model.block.norms.after_attention is None else norm(),
+        mlp_post_norm=None if model.block.norms.after_mlp is None else norm(),
+        streams=None if model.streams is None else layer_stream_weights(model, model.streams, dtype),
+    )
+
+
+def layer_stream_weights(model: ModelConfig, spec: StreamsSpec, dtype: torch.dtype) -> LayerStreamWeights:
+    hidden, count, norm = model.hidden_size, spec.count, partial(norm_weights, model, dtype)
+    empty = partial(torch.empty, dtype=dtype, device=DEVICE)
+    linears = {target: Linear(empty(*shape)) for target, shape in spec.target_shapes(hidden).items()}
+    return LayerStreamWeights(
+        router_norm=norm(),
+        router=Linear(empty(16, hidden)),
+        prediction=torch.empty(count * count, count, device=DEVICE),
+        correction=torch.empty(count, count, device=DEVICE),
+        gate_scale=empty(hidden),
+        laurel_left=linears["linear_left"],
+        laurel_right=linears["linear_right"],
+        laurel_norm=norm(),
+        input_gate=linears["per_layer_input_gate"],
+        input_projection=linears["per_layer_projection"],
+        input_norm=norm(),
+    )
+
+
+def stream_weights(model: ModelConfig, spec: StreamsSpec, dtype: torch.dtype) -> StreamWeights:
+    hidden, of_layers = model.hidden_size, model.num_layers * spec.input_width
+    empty = partial(torch.empty, dtype=dtype, device=DEVICE)
+    squares = tuple(Linear(empty(hidden, hidden)) for _ in range(spec.count - 1))
+    return StreamWeights(
+        projections=squares,
+        unembed_projections=squares,
+        input_embedding=empty(spec.input_vocab_size, of_layers),
+        input_projection=Linear(empty(of_layers, hidden)),
+        input_norm=norm_weights(model, dtype, spec.input_width),
     )
 
 
@@ -83,23 +137,25 @@ def adapter(
     digest: str, rank: int, model: ModelConfig, dtype: torch.dtype, *, has_columns: bool = False
 ) -> ResidentAdapter:
     """An adapter of all linear layers. With `has_columns` it also scales output columns; rank 0 does only that."""
-    deltas: dict[tuple[int, str], GroupDelta] = {}
     empty = partial(torch.empty, dtype=dtype, device=DEVICE)
-    for group in layer_groups(model, 0):
-        shape = GroupShape.of(model, group.targets)
+
+    def delta(shape: GroupShape) -> GroupDelta:
         starts = [sum(shape.widths[:index]) for index in range(len(shape.widths))]
         slices = [
             SliceDelta(empty(rank, width), index * rank, (index + 1) * rank, start, start + width)
             for index, (start, width) in enumerate(zip(starts, shape.widths, strict=True))
         ]
-        delta = GroupDelta(
+        return GroupDelta(
             A=empty(rank * len(starts), shape.in_features),
             slices=tuple(slices if rank else ()),
             scales=None,
             column_scale=torch.empty(sum(shape.widths), device=DEVICE) if has_columns else None,
             column_shift=None,
         )
-        deltas |= {(layer, group.name): delta for layer in range(model.num_layers)}
+
+    shapes = group_shapes(model)
+    made = {shape: delta(shape) for shape in set(shapes.values())}
+    deltas = {key: made[shape] for key, shape in shapes.items()}
     return ResidentAdapter(digest, empty(0), deltas, None, None, None, rank, is_low_rank=not has_columns)
 
 

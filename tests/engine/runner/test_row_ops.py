@@ -140,6 +140,47 @@ def test_queries_and_keys_are_normalised_as_wholes(interpreted_rows: dict[str, M
     torch.testing.assert_close(results[1][:, 72:108], expected, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_are_normalised_without_a_weight(interpreted_rows: dict[str, ModuleType], dtype: torch.dtype) -> None:
+    """With rows of ones for values, their heads have the mean square 1 in the pages, and all else is torch's."""
+    block = replace(MODEL.block, norm=NormKind.RMS_ROUNDED_ONCE, has_value_norm=True)
+    model = replace(MODEL, block=block)
+    kernels, plain = both(interpreted_rows, model, dtype)
+    batch = batch_of([(3, 2), (0, 1), (21, 3)])
+    weight = 1 + 0.4 * torch.randn(12, 12, generator=torch.Generator().manual_seed(6))
+    weight[9:] = 1.0
+
+    queries = [
+        one.rows.plan(batch).rotate_and_store(qkv_of(batch, model, dtype), 1, weight) for one in (kernels, plain)
+    ]
+
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(*queries, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(kernels.pages(1), plain.pages(1), rtol=tolerance, atol=tolerance, equal_nan=True)
+    values = plain.cache.layer(1)[1][batch.row_pages, batch.row_offsets].float()
+    torch.testing.assert_close(values.square().mean(dim=-1), torch.ones(6, 3), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("has_value_norm", [False, True])
+def test_a_layer_that_reads_another_writes_nothing(
+    interpreted_rows: dict[str, ModuleType], has_value_norm: bool
+) -> None:
+    """It has queries alone, normalised and rotated as those of a whole layer, and leaves all pages as they are."""
+    block = replace(MODEL.block, norm=NormKind.RMS_ROUNDED_ONCE, has_value_norm=has_value_norm)
+    model = replace(MODEL, block=block, kv_sources=(0, 0))
+    whole = side(TorchRowOps, replace(model, kv_sources=()))
+    batch = batch_of([(3, 2), (0, 1), (21, 3)])
+    qkv, weight = qkv_of(batch, model), torch.rand(12, 12, generator=torch.Generator().manual_seed(6))
+    expected = whole.rows.plan(batch).rotate_and_store(qkv.clone(), 1, weight[: 12 if has_value_norm else 9])
+
+    for one in both(interpreted_rows, model):
+        before = one.pages(1).clone()
+        query = one.rows.plan(batch).rotate_and_store(qkv[:, :72].clone(), 1, weight[:6])
+
+        torch.testing.assert_close(query, expected, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(one.pages(1), before, rtol=0, atol=0, equal_nan=True)
+
+
 def test_positions_and_pages_may_be_int32(interpreted_rows: dict[str, ModuleType]) -> None:
     """With int32 positions, pages and offsets, as in a packed block of inputs, the results have the same bits."""
     narrow, wide = (both(interpreted_rows, MODEL)[0] for _ in range(2))

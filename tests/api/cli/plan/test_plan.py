@@ -19,6 +19,7 @@ from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.engine.kv.transfer.device_memory import bytes_per_page
 from tests.api.cli.conftest import Graftwork
 from tests.engine.expert_families import EXPERT_FAMILIES
+from tests.engine.families import FAMILIES
 from tests.engine.hybrid_families import HYBRID_FAMILIES
 
 DEMO = Path("demo/model")
@@ -71,6 +72,20 @@ def test_weights_of_experts_are_those_of_the_file(tmp_path: Path, name: str) -> 
 
     assert sizes.weights_bytes == stored_bytes(tmp_path / "model.safetensors")
     assert 0 < sizes.token_flops < 2 * sizes.parameters
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma3n-wide"])
+def test_weights_of_several_streams_are_those_of_the_file(tmp_path: Path, name: str) -> None:
+    """Streams, inputs of layers and MLPs of other widths count, and layers that read others' keys have no KV."""
+    model: Any = AutoModelForCausalLM.from_config(FAMILIES[name], dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path)
+
+    sizes = ModelSizes.read(tmp_path)
+
+    assert sizes.weights_bytes == stored_bytes(tmp_path / "model.safetensors")
+    assert 0 < sizes.token_flops < 2 * sizes.parameters
+    num_layers = sum(key.endswith("k_proj.weight") for key in model.state_dict())
+    assert bytes_per_page(sizes.model, 16, torch.float32) == num_layers * 16 * 2 * 16 * 4
 
 
 @pytest.mark.parametrize("name", HYBRID_FAMILIES)

@@ -14,7 +14,7 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.batch_invariance import BatchInvariance
-from graftwork.engine.model.projections import GroupShape
+from graftwork.engine.model.projections import GROUPS, GroupShape, ProjectionGroup
 from tests.engine.lora.test_lifecycle import SHAPES
 from tests.engine.lora.triton.engine_runs import weights
 
@@ -29,6 +29,9 @@ KEY = (0, "down")
 
 class LayerShapes:
     """Linear layers that have only sizes."""
+
+    def groups(self, layer: int) -> tuple[ProjectionGroup, ...]:
+        return GROUPS
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise AssertionError("low-rank factors do not depend on the base")
