@@ -72,9 +72,14 @@ def windows_of(config: EngineConfig, model: ModelConfig, device: torch.device) -
     groups = groups_of(config, model)
     if groups.window is None:
         return None
-    overlaps = device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
-    step_tokens = batch_limits(config, device)[0] * (_STEPS_OF_PAGES if overlaps else 1)
+    step_tokens = _step_tokens(config, device)
     return PageWindows(groups.window, groups.num_windowed, page_tokens_of(config, model), step_tokens)
+
+
+def _step_tokens(config: EngineConfig, device: torch.device) -> int:
+    """Returns the most tokens of one request that the steps in flight compute together."""
+    overlaps = device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
+    return batch_limits(config, device)[0] * (_STEPS_OF_PAGES if overlaps else 1)
 
 
 def frame_sizer(
@@ -94,6 +99,8 @@ def frame_sizer(
         host_pages=config.host_kv_bytes // page_bytes,
         context_pages=frames_for(model.context_tokens, page_tokens, windows),
         windows=windows,
+        step_tokens=_step_tokens(config, device),
+        layer_window=max((window for window in model.windows if window is not None), default=0),
         reserve_share=config.kv_reserve_share,
         lora_floor_share=config.lora_floor_share,
     )

@@ -99,7 +99,7 @@ class RequestSlice:
     start: int
     """Position of the first token. The KV of all tokens before it is in `pages`."""
     pages: tuple[PageId, ...]
-    """The first ceil((start + num_tokens) / page_tokens) pages of the request, in order."""
+    """The first ceil((start + num_tokens) / page_tokens) pages of the request, in order, without those given up."""
     adapters: tuple[AdapterUse, ...]
     """The adapters of the request, sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
@@ -120,6 +120,8 @@ class RequestSlice:
     """Which tokens the tokens of this slice attend to; None for all before each."""
     place: int = 0
     """The request's place in the batch: a number that no other running request has, from 0 on."""
+    num_given_up: int = 0
+    """The pages after those of the sinks that a request with a rolling window has given up. They are not in `pages`."""
     windows: WindowTables | None = None
     """The pages of the layer groups that keep only a window; None if the model has one group.
 
@@ -148,9 +150,11 @@ class RequestSlice:
         put(self, "known_end", self.start + num_tokens - num_drafts)
 
     def table(self, group: int) -> tuple[int, tuple[PageId, ...]]:
-        """Returns the page table of a layer group, and the number of pages of the request that come before it."""
+        """Returns the page table of a layer group, and the number of pages of the request that come before it. A page of the
+        first group stands so many places earlier than in the text, unless it is one of the sinks.
+        """
         if group == 0 or self.windows is None:
-            return 0, self.pages
+            return self.num_given_up, self.pages
         return self.windows.first, self.windows.tables[group - 1]
 
     @property

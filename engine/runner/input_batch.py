@@ -190,7 +190,7 @@ class BatchBuilder:
         """Returns the page of each row in a layer group."""
         found: list[int] = []
         for piece in slices:
-            first, pages = piece.table(group) if group else (0, piece.pages)
+            first, pages = piece.table(group) if group else (piece.num_given_up, piece.pages)
             shift = first * self._page_tokens
             found += [pages[row // self._page_tokens] for row in range(piece.start - shift, piece.end - shift)]
         return found
@@ -199,7 +199,7 @@ class BatchBuilder:
         """Returns the pages of a layer group whose first token is written in a step."""
         found: list[int] = []
         for piece in slices:
-            first, pages = piece.table(group) if group else (0, piece.pages)
+            first, pages = piece.table(group) if group else (piece.num_given_up, piece.pages)
             found += pages[-(-piece.start // self._page_tokens) - first : -(-piece.end // self._page_tokens) - first]
         return found
 

@@ -160,7 +160,7 @@ class StepBuilder:
             request_id=state.request_id,
             token_ids=(*state.token_ids[start:known_end], *drafted),
             start=start,
-            pages=tuple(state.pages[:num_pages]),
+            pages=tuple(state.pages[: num_pages - state.num_given_up]),
             adapters=state.request.adapters,
             samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
             scores=state.scores(known_end),
@@ -168,6 +168,7 @@ class StepBuilder:
             awaits_token=start == len(state.token_ids),
             rolling_window=state.rolling_window,
             place=state.place,
+            num_given_up=state.num_given_up,
             windows=None if state.windows is None else state.windows.tables(num_pages),
         )
 

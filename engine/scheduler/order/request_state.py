@@ -80,6 +80,8 @@ class RequestState:
     pages: list[PageId] = field(default_factory=list)
     windows: WindowPages | None = None
     """The pages of windowed layer groups, which may end before `pages`; None if the model has one group."""
+    num_given_up: int = 0
+    """With a rolling window: the pages after those of the sinks that are in `pages` no more."""
     num_computed: int = 0
     """The number of tokens whose KV is in `pages`, or will be there once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
@@ -259,19 +261,31 @@ class RequestState:
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
         """Records the pages that were allocated to a request that starts, and the loads that fill them."""
         self.pages, self.tiers, self.windows = list(allocation.pages), allocation.tiers, allocation.windows
+        self.num_given_up = allocation.num_given_up
         self.pending_loads = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
+    def give_up(self, sink_pages: int, first: int) -> list[PageId]:
+        """Gives up the pages between those of the sinks and page `first` of the text. Returns them; the caller must release
+        them.
+        """
+        end = max(first - self.num_given_up, sink_pages)
+        lost = self.pages[sink_pages:end]
+        del self.pages[sink_pages:end]
+        self.num_given_up += len(lost)
+        return lost
+
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
         """Keeps the first `num_pages` pages of the request, because a load could not read the pages after them. Keeps
-        none with windowed layer groups, whose pages before are not there.
+        none with a rolling window or with windowed layer groups, whose pages before are not there.
 
         Returns the removed pages. The caller must release them.
         """
         lost = self.pages[num_pages:]
-        if self.windows is not None:
-            num_pages, lost, self.windows = 0, self.frames, WindowPages()
+        if self.windows is not None or self.rolling_window is not None:
+            num_pages, lost, self.num_given_up = 0, self.frames, 0
+            self.windows = None if self.windows is None else WindowPages()
         self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
         self.num_computed = min(self.num_computed, num_pages * page_tokens)
         return lost

@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.page_windows import PageWindows, frames_for
+from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
@@ -19,6 +22,7 @@ from tests.engine.kv.expected_requests import (
     RunningRequest,
     check_windows,
     needed_keys,
+    seen_pages,
 )
 from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of, request_for
 
@@ -40,9 +44,13 @@ class RandomCacheOperations:
     Every operation gets two numbers and some tokens to choose by. It does nothing if it is impossible just now.
     """
 
-    def __init__(self, *, disk_pages: int, host: int, windows: PageWindows | None = None) -> None:
-        """`windows` tells what windowed layer groups keep, if the model has some."""
-        self.host, self.windows = host, windows
+    def __init__(
+        self, *, disk_pages: int, host: int, windows: PageWindows | None = None, rolling: RollingWindow | None = None
+    ) -> None:
+        """`windows` tells what windowed layer groups keep, if the model has some. `rolling` is the rolling window of all
+        requests, which should be no narrower.
+        """
+        self.host, self.windows, self.rolling = host, windows, rolling
         self.advice = FixedLeases()
         self.agents: list[ExpectedSession] = []
         self.numbers = 0
@@ -58,6 +66,7 @@ class RandomCacheOperations:
             host=self.host,
             context=context,
             windows=self.windows,
+            step_tokens=CONTEXT * SIZE,
             disk=disk,
             reserve_share=RESERVE_SHARE,
             lora_floor_share=LORA_FLOOR_SHARE,
@@ -112,7 +121,7 @@ class RandomCacheOperations:
             return
         self.seen.update(allocation.tiers)
         self.seen["waits"] += bool(allocation.loads)
-        assert len(allocation.pages) == -(-len(path.token_ids) // SIZE)
+        assert len(allocation.pages) + allocation.num_given_up == -(-len(path.token_ids) // SIZE)
         assert len(allocation.tiers) == len(match)
         if agent is not None:
             self.session_cache.begin_turn(path.domain, SessionUse(SessionKey(agent.name)))
@@ -128,7 +137,7 @@ class RandomCacheOperations:
         use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
         if first % 2:
             self.slide(one)
-        nodes = kv_cache.insert(one.path, one.allocation.pages, use, one.allocation.windows)
+        nodes = self.insert(one, use)
         kv_cache.prompt_leases.lease(request_for(one.path, use, ttl_s=(None, 3.0, 6.0, 60.0)[second % 4]), nodes)
         if agent is not None and use is not None and second % 4:
             kv_cache.set_history(one.path, use)
@@ -146,8 +155,12 @@ class RandomCacheOperations:
             self.compute_once(one)
             if second % 2:
                 use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
-                self.cache.kv_cache.insert(one.path, one.allocation.pages, use, one.allocation.windows)
+                self.insert(one, use)
                 self.slide(one)
+
+    def insert(self, one: RunningRequest, use: SessionUse | None) -> list[Node]:
+        held = one.allocation
+        return self.cache.kv_cache.insert(one.path, held.pages, use, held.windows, held.num_given_up)
 
     def compute_once(self, one: RunningRequest) -> None:
         """Computes what is missing of a request, unless that was done before."""
@@ -156,7 +169,16 @@ class RandomCacheOperations:
             one.is_computed = True
 
     def slide(self, one: RunningRequest) -> None:
-        """Gives up the windowed pages that no later query of a computed request sees."""
+        """Gives up the pages that no later query of a computed request sees."""
+        rolling = self.cache.kv_cache.page_store.sizes.rolling_pages(self.rolling)
+        if rolling is not None:
+            held, end = one.allocation, len(one.path.token_ids)
+            first = rolling.sink_pages
+            dropped = held.pages[first : max(rolling.first_page(end) - held.num_given_up, first)]
+            kept = [*held.pages[:first], *held.pages[first + len(dropped) :]]
+            one.allocation = replace(held, pages=kept, num_given_up=held.num_given_up + len(dropped))
+            self.cache.kv_cache.release(dropped)
+            self.seen["pages that rolled by"] += bool(dropped)
         if self.windows is not None and one.allocation.windows is not None:
             first = self.windows.first_page(len(one.path.token_ids))
             dropped = one.allocation.windows.drop_before(first)
@@ -174,7 +196,8 @@ class RandomCacheOperations:
             self.compute_once(one)
             use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
             self.slide(one)
-            self.cache.kv_cache.offload(one.path, one.allocation.pages, use, one.allocation.windows)
+            held = one.allocation
+            self.cache.kv_cache.offload(one.path, held.pages, use, held.windows, held.num_given_up)
 
     def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
@@ -228,17 +251,21 @@ class RandomCacheOperations:
     def without(self, one: RunningRequest, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
         """Returns a request's allocation after one of its loads has ended. Pages that failed are replaced."""
         pages, tiers, windows = one.allocation.pages, one.allocation.tiers, one.allocation.windows
-        if failed_from is not None and self.windows is not None:
+        num_given_up = one.allocation.num_given_up
+        if failed_from is not None and (self.windows is not None or self.rolling is not None):
             self.cache.kv_cache.release(one.frames)
-            num_groups, num_pages = self.windows.num_groups, -(-len(one.path.token_ids) // SIZE)
+            num_groups = 0 if self.windows is None else self.windows.num_groups
+            num_pages = -(-len(one.path.token_ids) // SIZE)
             fresh = self.cache.kv_cache.allocate_pages(num_pages * (1 + num_groups), one.path.domain) or []
-            pages, tiers, windows = fresh[:num_pages], (), WindowPages()
-            windows.extend(fresh[num_pages:], num_groups)
+            pages, tiers, num_given_up = fresh[:num_pages], (), 0
+            if windows is not None:
+                windows = WindowPages()
+                windows.extend(fresh[num_pages:], num_groups)
         elif failed_from is not None:
             self.cache.kv_cache.release(pages[failed_from:])
             fresh = self.cache.kv_cache.allocate_pages(len(pages) - failed_from, one.path.domain) or []
             pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
-        return PageAllocation(pages, tiers, one.allocation.loads - {plan}, windows)
+        return PageAllocation(pages, tiers, one.allocation.loads - {plan}, windows, num_given_up)
 
     def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.cache.kv_cache.start_background_copies()
@@ -310,9 +337,17 @@ class RandomCacheOperations:
         for one in self.running:
             num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.allocation.tiers)
             if not one.allocation.loads:
-                pages = zip(one.allocation.pages[:num_written], self.cache.tags(one.path), strict=False)
-                assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
+                places = self.cache.places(one.path, one.allocation)
+                assert all(on_device[page] == tag for index, page, tag in places if index < num_written), (
+                    "a sequence's page holds something else"
+                )
+                self.check_rolling(num_written, [index for index, _, _ in places])
                 check_windows(self.cache, one, num_written)
+
+    def check_rolling(self, num_written: int, held: list[int]) -> None:
+        """Checks that a request with a rolling window has all pages that the next query sees."""
+        if self.rolling is not None:
+            assert set(held) >= seen_pages(num_written * SIZE, SIZE, self.rolling), "a page that is seen is gone"
 
     def check_prompt_leases(self) -> None:
         """Checks that the leases of prompts protect no more pages of a domain than its reserve.
@@ -336,7 +371,9 @@ class RandomCacheOperations:
         anywhere |= self.cache.disk.pages.keys()
         tags = self.cache.tags(path)
         expected = max(
-            length for length in range(len(tags) + 1) if anywhere.issuperset(needed_keys(tags[:length], self.windows))
+            length
+            for length in range(len(tags) + 1)
+            if anywhere.issuperset(needed_keys(tags[:length], self.windows, self.rolling, SIZE))
         )
         assert matched == expected
         self.seen["prefixes that cannot be continued"] += matched < sum(tag in anywhere for tag in tags)
@@ -367,7 +404,8 @@ class RandomCacheOperations:
     # ---- helpers ----------------------------------------------------------------------------------------------
 
     def path(self, domain: bytes, tokens: Sequence[int]) -> TokenPath:
-        scope = SCOPES.with_public_pages(SCOPES.scope(IsolationDomain(domain), ()), (), public_tokens(tokens) // SIZE)
+        own, public = SCOPES.scope(IsolationDomain(domain), ()), public_tokens(tokens) // SIZE
+        scope = SCOPES.of_prompt(own, (), public, self.rolling)
         return TokenPath(scope, tuple(tokens), domain)
 
     def idle(self, index: int) -> ExpectedSession | None:
@@ -379,7 +417,8 @@ class RandomCacheOperations:
         ready = [
             one
             for one in self.running
-            if not one.allocation.loads and len(one.allocation.pages) == -(-len(one.path.token_ids) // SIZE)
+            if not one.allocation.loads
+            and len(one.allocation.pages) + one.allocation.num_given_up == -(-len(one.path.token_ids) // SIZE)
         ]
         return ready[index % len(ready)] if ready else None
 
@@ -393,6 +432,7 @@ class RandomCacheOperations:
                 agent.tokens,
                 public_tokens(agent.tokens),
                 waits,
+                window=self.rolling,
             )
         )
         parts = answer.device_tokens + answer.host_tokens + answer.disk_tokens + answer.missing_tokens
