@@ -68,12 +68,30 @@ DEFAULT_SINKS = 4
 """The first tokens that a request with a rolling window still sees, if it names no number. Source: StreamingLLM."""
 
 
+MOST_ROLLING_TOKENS = 1 << 20
+"""The longest text of a request with a rolling window: a process keeps all its token ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class RollingWindow:
     """Which tokens a token attends to: the first `sinks` of the text, and the last `window` up to itself."""
 
     sinks: int
     window: int
+
+    def seen_of(self, num_tokens: int) -> int:
+        """Returns how many of the first `num_tokens` tokens the next one attends to."""
+        return min(num_tokens, self.sinks + self.window - 1)
+
+    def longest_text(self, context_tokens: int) -> int:
+        """Returns the most tokens of prompt and answer together, of a model with a context of `context_tokens`.
+
+        The distances that a model meets are those of what is seen, so the text may be longer than the context if that fits
+        into it. Source: StreamingLLM, section 3.2.
+        """
+        return (
+            max(context_tokens, MOST_ROLLING_TOKENS) if self.sinks + self.window <= context_tokens else context_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)

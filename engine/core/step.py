@@ -164,6 +164,11 @@ class RequestSlice:
         return [*self.pages, *(page for table in windowed for page in table)]
 
     @property
+    def num_before(self) -> int:
+        """The number of tokens before `start` that the first token attends to."""
+        return self.start if self.rolling_window is None else self.rolling_window.seen_of(self.start)
+
+    @property
     def reads_prompt(self) -> bool:
         """Whether the step must return something about the hidden states of the prompt, besides tokens."""
         return self.scores is not None or self.pool is not None
@@ -227,9 +232,10 @@ class PromptWork:
     """Pairs of a token and a position that it attends to."""
 
     @classmethod
-    def of(cls, start: int, tokens: int) -> "PromptWork":
-        """Returns the work of `tokens` tokens from position `start` on."""
-        return cls(tokens, tokens * (start + tokens / 2))
+    def of(cls, start: int, tokens: int, window: RollingWindow | None = None) -> "PromptWork":
+        """Returns the work of `tokens` tokens from position `start` on, which attend to all before them or to a window."""
+        mean = start + tokens / 2
+        return cls(tokens, tokens * (mean if window is None else min(mean, window.sinks + window.window)))
 
     def plus(self, other: "PromptWork") -> "PromptWork":
         return PromptWork(self.tokens + other.tokens, self.attended + other.attended)

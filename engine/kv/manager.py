@@ -266,7 +266,7 @@ class KvCacheManager:
         `path` is the session's history. Pages that another session's history contains, or that a request without a
         session has used, are kept.
         """
-        nodes = {key: self.page_store.tree.find(key) for key in self._history_keys(path)}
+        nodes = {key: self.page_store.tree.find(key) for key in path.keys(self.page_tokens)}
         own = [key for key, node in nodes.items() if node is None or not node.outlives_sessions]
         keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
         self.page_store.forget(key for key in keys if not self.sessions.is_in_history(key))

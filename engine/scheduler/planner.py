@@ -120,9 +120,9 @@ class StepPlanner:
             num_tokens = min(num_uncomputed, budget)
             if num_uncomputed > 1 and not state.pending_loads:
                 if flex_room is not None and state.request.tier is ServiceTier.FLEX:
-                    num_tokens = flex_room.take(state.num_scheduled, num_tokens)
+                    num_tokens = flex_room.take(state.num_attended, num_tokens)
                 if room is not None and num_tokens:
-                    num_tokens = room.take(state.num_scheduled, num_tokens)
+                    num_tokens = room.take(state.num_attended, num_tokens)
             prompts_wait |= num_tokens < num_uncomputed
             if num_tokens == 0 or state.request_id not in self._running:
                 continue

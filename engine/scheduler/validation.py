@@ -43,10 +43,19 @@ class SchedulerLimits:
     """
     why_no_windows: str | None = None
     """Why this engine serves no rolling windows (see RollingWindow), as the end of a sentence; None if it serves them."""
+    most_rolling: int = 0
+    """The most tokens that a rolling window may see for which texts may be longer than the context; 0 for none."""
     min_run_steps: int = 8
     """A request that has got a place in the batch keeps it for this many steps at least, whoever else waits. So a place is
     not handed back and forth: the KV of a preempted request is copied to the host and back.
     """
+
+    def longest_text(self, sampling: SamplingParams) -> int:
+        """Returns the most tokens of prompt and answer together."""
+        window = sampling.rolling_window
+        if window is None or window.sinks + window.window > self.most_rolling:
+            return self.context_tokens
+        return window.longest_text(self.context_tokens)
 
     @property
     def queue(self) -> QueueLimits:
@@ -72,11 +81,12 @@ class RequestValidator:
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest or ContextLengthExceeded for a request that this engine can never serve."""
         prompt, limits = request.prompt_token_ids, self._limits
+        longest = limits.longest_text(request.sampling)
         if not prompt:
             raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
-        if len(prompt) + min(1, request.sampling.max_tokens) > limits.context_tokens:
+        if len(prompt) + min(1, request.sampling.max_tokens) > longest:
             raise ContextLengthExceeded.of_prompt(
-                len(prompt), limits.context_tokens, "prompt", max_tokens=request.sampling.max_tokens
+                len(prompt), longest, "prompt", max_tokens=request.sampling.max_tokens
             )
         _check_mixture(request)
         _check_cache_ttl(request)
@@ -90,7 +100,7 @@ class RequestValidator:
             raise InvalidRequest(
                 f"attention_window is not served here: {limits.why_no_windows}. Leave it out.", param="attention_window"
             )
-        _check_emitted(request, self._stop_token_ids(request.sampling), limits.context_tokens)
+        _check_emitted(request, self._stop_token_ids(request.sampling), longest)
 
     def new_state(self, request: EngineRequest, arrived_at: float | None = None) -> RequestState:
         """Returns the initial RequestState of a request that `check` has accepted. It arrives now, or came at `arrived_at`
@@ -104,7 +114,9 @@ class RequestValidator:
             seed=_seed_from_id(request.request_id) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic() if arrived_at is None else arrived_at,
             stop_token_ids=self._stop_token_ids(sampling),
-            max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
+            max_total_tokens=min(
+                len(request.prompt_token_ids) + sampling.max_tokens, self._limits.longest_text(sampling)
+            ),
             token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],
             num_scored=len(request.prompt_token_ids) - 1 if request.emitted_token_ids else 0,
             history=history_for(request),

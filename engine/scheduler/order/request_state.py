@@ -182,6 +182,12 @@ class RequestState:
         return self.slices_in_flight[-1].known_end if self.slices_in_flight else self.num_computed
 
     @property
+    def num_attended(self) -> int:
+        """The number of tokens before the next one to schedule that it attends to."""
+        scheduled = self.num_scheduled
+        return scheduled if self.rolling_window is None else self.rolling_window.seen_of(scheduled)
+
+    @property
     def generates(self) -> bool:
         """Whether the request may generate a further token, after those in flight. False if it only asks to compute its
         prompt.
