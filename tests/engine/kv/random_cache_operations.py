@@ -15,7 +15,6 @@ from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan, domain_digest
-from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv.expected_requests import (
     ExpectedSession,
@@ -24,12 +23,12 @@ from tests.engine.kv.expected_requests import (
     needed_keys,
     seen_pages,
 )
-from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of, request_for
+from tests.engine.kv.random_adapter_operations import DOMAINS, AdapterOperations
+from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, request_for
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
 SCOPES = CacheScopes("sha256:model", "float32/2")
-DOMAINS = (b"x", b"y", b"z")
 
 
 def public_tokens(tokens: Sequence[int]) -> int:
@@ -37,7 +36,7 @@ def public_tokens(tokens: Sequence[int]) -> int:
     return SIZE if not any(tokens[:SIZE]) else 0
 
 
-class RandomCacheOperations:
+class RandomCacheOperations(AdapterOperations):
     """Sessions that take turns, fork, rewind, wait and close, while copies end in any order, some fail, and adapters
     come and go.
 
@@ -275,52 +274,6 @@ class RandomCacheOperations:
         if self.cache.disk.max_pages and first < 2:
             self.begin(self.cache.disk)
             self.seen["restarts"] += 1
-
-    # ---- adapters ---------------------------------------------------------------------------------------------
-
-    def place_adapters(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """Places one or two adapters for a request. There is always room if nothing is in use."""
-        adapters, pool = self.cache.adapters, self.cache.kv_cache.page_store.device
-        group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
-        adapters.wanted = set(group)
-        away = [adapter for digest, adapter in group.items() if digest not in adapters]
-        room, kv_cache = adapters.frame_allocator, self.cache.kv_cache
-        cached = kv_cache.page_store.tree.num_copies(Tier.DEVICE)
-        before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
-        is_used = pool.active_pages > 0
-        sure, kept = kv_cache.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
-        result = adapters.place(away, group.keys())
-        for domain, now in self.used_by_domain().items():
-            sure = min(sure, kv_cache.page_store.reserve_pages(Tier.DEVICE))
-            assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
-        is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
-        assert result is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
-        assert all((adapter.digest in adapters) == (result is PlacementResult.DONE) for adapter in away)
-        self.seen[result.name] += bool(away)
-        self.seen["KV was evicted"] += kv_cache.page_store.tree.num_copies(Tier.DEVICE) < cached
-        self.seen["relocations"] += room.num_relocated_pages > before[0]
-        self.seen["compactions"] += room.num_moved_runs > before[1]
-
-    def used_by_domain(self) -> dict[bytes, int]:
-        return {domain: self.cache.kv_cache.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
-
-    def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """Pins an adapter that is on the device."""
-        digests = self.cache.adapters.digests
-        if digests and len(self.pinned) < 3:
-            self.pinned.append(digests[first % len(digests)])
-            self.cache.adapters.pin(self.pinned[-1])
-
-    def unpin(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        if self.pinned:
-            self.cache.adapters.unpin(self.pinned.pop(first % len(self.pinned)))
-
-    def prune(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """Deletes an adapter, and clears the list of wanted ones."""
-        self.cache.adapters.wanted = ()
-        idle = [digest for digest in self.cache.adapters.digests if digest not in self.pinned]
-        if idle:
-            self.cache.adapters.evict(idle[first % len(idle)])
 
     def rename(self, moves: Mapping[PageId, PageId]) -> None:
         """Updates page numbers as the scheduler does."""

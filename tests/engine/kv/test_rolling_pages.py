@@ -46,7 +46,7 @@ def check(models: RandomModels, prompt: list[int], found: Outcome) -> None:
 
 
 def submit(driver: EngineDriver, prompt: list[int], max_tokens: int, **options: Any) -> Outcome:
-    window = {"attention_window": WINDOW, "attention_sinks": SINKS}
+    window: dict[str, Any] = {"attention_window": WINDOW, "attention_sinks": SINKS}
     return driver.submit(prompt, max_tokens=max_tokens, ignore_eos=True, **window, **options)
 
 
