@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.kv.index.kv_budget import OBSERVED_QUERIES
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.weight_reader import TensorSource
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
@@ -109,7 +110,25 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         drafts_fill_pages=model.recurrence is None,
         why_no_windows=_why_no_windows(config, model, device),
         most_rolling=_most_rolling(config, model, device),
+        why_no_budgets=_why_no_budgets(config, model, device),
     )
+
+
+def _why_no_budgets(config: EngineConfig, model: ModelConfig, device: torch.device) -> str | None:
+    """Returns why requests with a budget of KV are not served; None if they are."""
+    if model.recurrence is not None:
+        return "the model has recurrent layers, whose state cannot forget"
+    if any(window is not None for window in model.windows):
+        return "the model has layers with a window, which would count kept tokens as its last ones"
+    if config.tensor_parallel > 1:
+        return "the engine divides the model with --tensor-parallel"
+    max_batch_tokens, max_running = batch_limits(config, device)
+    if max_batch_tokens < max_running + OBSERVED_QUERIES:
+        return (
+            f"a step of {max_batch_tokens} tokens (--max-batch-tokens) has no room for {OBSERVED_QUERIES} beside "
+            f"{max_running} decoding requests (--max-running)"
+        )
+    return None
 
 
 def _most_rolling(config: EngineConfig, model: ModelConfig, device: torch.device) -> int:

@@ -9,7 +9,7 @@ The scheduler makes the plan, and the runner executes it. Never imports torch. I
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +77,16 @@ class ScoreSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEviction:
+    """What a step keeps of a prompt that ends in it (see kv_budget.py)."""
+
+    num_kept: int
+    """The tokens that each KV head keeps."""
+    targets: tuple[PageId, ...]
+    """The pages that their KV is copied to."""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowTables:
     """The page tables of one request in the layer groups that keep only a window."""
 
@@ -121,7 +131,13 @@ class RequestSlice:
     place: int = 0
     """The request's place in the batch: a number that no other running request has, from 0 on."""
     num_given_up: int = 0
-    """The pages after those of the sinks that a request with a rolling window has given up. They are not in `pages`."""
+    """The pages that a request with a rolling window, after those of the sinks, or with a budget has given up. They are not in
+    `pages`.
+    """
+    is_compacted: bool = False
+    """Whether `pages` have what was kept of the prompt, one token after another, and then the tokens after it."""
+    eviction: KvEviction | None = None
+    """What is kept of the prompt, if it ends in this step and the request has a budget."""
     windows: WindowTables | None = None
     """The pages of the layer groups that keep only a window; None if the model has one group.
 
@@ -170,8 +186,19 @@ class RequestSlice:
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether the step must return something about the hidden states of the prompt, besides tokens."""
-        return self.scores is not None or self.pool is not None
+        """Whether the step must do something with the prompt, besides sampling, before the next step can be planned: return
+        something about its hidden states, or evict its KV.
+        """
+        return self.scores is not None or self.pool is not None or self.eviction is not None
+
+    def in_places(self, page_tokens: int) -> "RequestSlice":
+        """Returns the slice as attention sees it: positions are places in `pages`. They differ if some are given up and the
+        others have moved up.
+        """
+        if not self.is_compacted:
+            return self
+        start = self.start - self.num_given_up * page_tokens
+        return replace(self, start=start, num_given_up=0, is_compacted=False)
 
     @property
     def draft_token_ids(self) -> tuple[int, ...]:

@@ -277,8 +277,7 @@ class Scheduler:
         if self._steps:
             self._steps.ask_to_land()
             return False
-        path, session = state.computed_path, state.request.session
-        self._kv_cache.offload(path, state.pages, session, state.windows, state.num_given_up)
+        self._page_grower.offload(state)
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
@@ -351,14 +350,7 @@ class Scheduler:
         return [self._finish(state, FinishReason.STOP)] if error is None else self.fail([state.request_id], error)
 
     def _cache_pages(self, state: RequestState) -> None:
-        """Inserts a request's computed pages into the prefix cache. The request then uses the shared copies."""
-        if state.rolling_window is not None:  # what is given up need not be cached
-            self._steps.release(self._page_grower.drop_unseen(state))
-        path, session = state.computed_path, state.request.session
-        nodes = self._kv_cache.insert(path, state.pages, session, state.windows, state.num_given_up)
-        self._kv_cache.prompt_leases.lease(state.request, nodes)
-        state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages, state.windows)
-        self._steps.release(replaced)
+        self._steps.release(self._page_grower.cache(state))
 
     def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:
         self._cache_pages(state)
@@ -379,7 +371,7 @@ class Scheduler:
         del self._running[state.request_id]
         self.free_places.append(state.place)
         self._page_grower.starved.discard(state.request_id)
-        state.pages, state.windows, state.num_given_up = [], None, 0
+        state.drop_pages()
         state.slices_in_flight.clear()
         state.overlapped_loads.clear()
         self._grammars.close(state.request_id)

@@ -108,6 +108,7 @@ class SamplingFields(BaseModel):
     repetition_penalty: Annotated[float | None, described_number("repetition_penalty")] = None
     attention_window: Annotated[int | None, described_number("attention_window")] = None
     attention_sinks: Annotated[int | None, described_number("attention_sinks")] = None
+    kv_budget: Annotated[int | None, described_number("kv_budget")] = None
     logit_bias: Annotated[
         LogitBias, Field(description="Maps token ids, written as text, to numbers that are added to their logits.")
     ] = None

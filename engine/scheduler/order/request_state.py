@@ -31,6 +31,7 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.kv_budget import PromptEviction
 from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan
@@ -48,16 +49,6 @@ class FirstTokenEstimate:
     @property
     def total_s(self) -> float:
         return self.wait_s + self.own_s
-
-
-def history_for(request: EngineRequest) -> TokenHistory | None:
-    """Returns the token counts that the request's penalties use, before any token is generated; None without penalties.
-
-    Only the repetition penalty looks at the tokens of the prompt. The other penalties look at the answer alone.
-    """
-    if not request.sampling.counts_tokens:
-        return None
-    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +72,11 @@ class RequestState:
     windows: WindowPages | None = None
     """The pages of windowed layer groups, which may end before `pages`; None if the model has one group."""
     num_given_up: int = 0
-    """With a rolling window: the pages after those of the sinks that are in `pages` no more."""
+    """The pages that are in `pages` no more: with a rolling window those after the sinks, with a budget any of the prompt."""
+    eviction: PromptEviction | None = None
+    """What the request gives up of its prompt; None if that is nothing."""
+    targets: list[PageId] = field(default_factory=list)
+    """The pages for what is kept of the prompt, while the step is in flight that fills them."""
     num_computed: int = 0
     """The number of tokens whose KV is in `pages`, or will be there once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
@@ -138,7 +133,19 @@ class RequestState:
     @property
     def frames(self) -> list[PageId]:
         """The pages of all layer groups that the request holds."""
-        return self.pages if self.windows is None else [*self.pages, *self.windows.all_frames]
+        if self.windows is None and not self.targets:
+            return self.pages
+        return [*self.pages, *self.targets, *([] if self.windows is None else self.windows.all_frames)]
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether `pages` have what was kept of the prompt, one token after another, and then the tokens after it."""
+        return self.eviction is not None and self.num_given_up > 0
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the prompt is to be evicted, and is not yet."""
+        return self.eviction is not None and not self.num_given_up
 
     @property
     def due_at(self) -> float | None:
@@ -223,7 +230,9 @@ class RequestState:
         """
         if self.pool is not None:
             return self.pool.num_reusable
-        return self.num_scored if self._lacks_scores else len(self.token_ids) - 1
+        if self._lacks_scores:
+            return self.num_scored
+        return len(self.token_ids) - 1 if self.eviction is None else self.eviction.num_reusable
 
     @property
     def _lacks_scores(self) -> bool:
@@ -255,12 +264,13 @@ class RequestState:
 
     @property
     def computed_path(self) -> TokenPath:
-        """The tokens whose KV is computed, as a TokenPath."""
-        return self.path(self.num_computed)
+        """The tokens whose KV is computed exactly, as a TokenPath."""
+        return self.path(min(self.num_computed, self.num_prompt) if self.is_compacted else self.num_computed)
 
     def rename_pages(self, moves: Mapping[PageId, PageId]) -> None:
         """Updates the numbers of the request's pages after pages were moved. `moves` maps old to new numbers."""
         self.pages = [moves.get(page, page) for page in self.pages]
+        self.targets = [moves.get(page, page) for page in self.targets]
         if self.windows is not None:
             self.windows.rename(moves)
 
@@ -281,6 +291,17 @@ class RequestState:
         del self.pages[sink_pages:end]
         self.num_given_up += len(lost)
         return lost
+
+    def compact(self) -> list[PageId]:
+        """Goes on with what was kept of the prompt. Returns the pages of the whole prompt; the caller must release them."""
+        assert self.eviction is not None
+        lost, self.pages, self.targets = self.pages, self.targets, []
+        self.num_given_up = self.eviction.num_given_up
+        return lost
+
+    def drop_pages(self) -> None:
+        """Forgets all pages, which were released or offloaded."""
+        self.pages, self.windows, self.targets, self.num_given_up = [], None, [], 0
 
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
         """Keeps the first `num_pages` pages of the request, because a load could not read the pages after them. Keeps
