@@ -19,12 +19,15 @@ class SnapKvLlama:
     def __init__(self, model: Any, budget: int, page_tokens: int) -> None:
         self.model, self.budget, self.page_tokens = model, budget, page_tokens
         model.set_attn_implementation("eager")
+        self._chosen: dict[tuple[int, ...], list[list[set[int]]]] = {}
         self.attentions = [one for one in model.modules() if type(one).__name__ == "LlamaAttention"]
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
         """The logits after the prompt's last token and after each token of the answer: [1 + answer, vocab]."""
-        masks = [self._mask(seen, len(answer)) for seen in self._kept(prompt)]
+        if (key := tuple(prompt)) not in self._chosen:
+            self._chosen[key] = self._kept(prompt)
+        masks = [self._mask(seen, len(answer)) for seen in self._chosen[key]]
         hooks = [
             attention.register_forward_pre_hook(_masked(mask), with_kwargs=True)
             for attention, mask in zip(self.attentions, masks, strict=True)

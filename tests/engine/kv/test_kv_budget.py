@@ -1,6 +1,7 @@
 """Requests with a budget of KV keep of a prompt what its end attends to, against SnapKV over transformers."""
 
 from collections.abc import Callable
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.engine.random_models import reference_model
 from tests.engine.speculative.test_equal_tokens import open_engine
 
 PAGE, BUDGET = 4, 64
-SIZES: dict[str, Any] = {"kernels": "torch", "max_running": 4, "max_batch_tokens": 40}
+SIZES: dict[str, Any] = {"kernels": "torch", "max_running": 4, "max_batch_tokens": 40, "device_bytes": 2**17}
 Make = Callable[..., EngineDriver]
 
 
@@ -36,11 +37,14 @@ def reference(models: RandomModels) -> SnapKvLlama:
     return SnapKvLlama(reference_model(models.base, None), BUDGET, PAGE)
 
 
-def run(driver: EngineDriver, prompt: list[int], count: int, **options: Any) -> Outcome:
+def run(driver: EngineDriver, prompt: list[int], max_tokens: int, **options: Any) -> Outcome:
     """Runs one request alone. Pages that nobody holds are filled with NaN, so none of them is read."""
-    found = driver.submit(prompt, max_tokens=count, ignore_eos=True, kv_budget=BUDGET, **options)
-    while not found.is_over:
-        driver.poison_unused_pages()
+    found = driver.submit(prompt, max_tokens=max_tokens, ignore_eos=True, kv_budget=BUDGET, **options)
+    for number in count():
+        if found.is_over:
+            break
+        if number % 4 == 0:
+            driver.poison_unused_pages()
         driver.engine.scheduler.check_integrity()
         driver.step()
     assert found.error is None
@@ -130,11 +134,11 @@ def test_a_session_goes_on_with_exact_kv_of_its_prompts(reference: SnapKvLlama, 
     """Each turn finds the pages of the prompt before, computes the answer to it anew, and evicts its own prompt."""
     driver, use, history = make_engine(**SIZES), SessionKey("s"), list[int]()
     for turn in range(4):
-        prompt = [*history, *prompt_of(turn, 45)]
+        prompt = [*history, *prompt_of(turn, 25 if turn else 80)]
         found = run(driver, prompt, 8, session=SessionUse(use, len(history)))
         assert found.token_ids == reference.answer(prompt, 8)
         assert found.cache is not None
-        before = max(len(history) - 8, 0)
+        before = max(len(history) - 8, 0)  # the last prompt
         assert found.cache.cached_tokens == min(before, len(prompt) - OBSERVED_QUERIES) // PAGE * PAGE
         history = [*prompt, *found.token_ids]
 
