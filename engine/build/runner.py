@@ -49,6 +49,7 @@ from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPat
 from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.runner.prompt_evictor import PromptEvictor
 from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
@@ -158,6 +159,7 @@ class RunnerParts:
                 self._recurrent(storage),
                 self._experts(memory.device),
                 self.taps,
+                self._evictor(storage),
             ),
             build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
@@ -170,6 +172,12 @@ class RunnerParts:
             ),
             self.lora,
         )
+
+    def _evictor(self, storage: KvStorage) -> PromptEvictor | None:
+        """Returns what evicts prompts of requests with a budget; None for a model whose KV it does not serve."""
+        if self.limits.why_no_budgets is not None:
+            return None
+        return PromptEvictor(self.model, storage.cache, self.weights.sinks)
 
     def _experts(self, device: torch.device) -> type[ExpertBackend]:
         """Returns what computes the experts of routed layers."""

@@ -27,7 +27,7 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.transfer.plan import LayerGates, LoadFailed
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.scheduler.order.request_state import history_for
+from graftwork.engine.scheduler.validation import history_for
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId

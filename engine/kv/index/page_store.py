@@ -293,8 +293,8 @@ class PageStore:
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease
-        if nodes:
-            self._lease_expiries.add(lease.until, nodes[-1])
+        for node in [*(node for node in nodes[:-1] if node.is_apart), *nodes[-1:]]:
+            self._lease_expiries.add(lease.until, node)
 
     # ---- evicted pages ----------------------------------------------------------------------------------------
 

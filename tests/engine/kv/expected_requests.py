@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_windows import PageWindows, window_key
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
@@ -76,11 +77,25 @@ def check_windows(cache: TaggedKvCache, one: RunningRequest, num_written: int) -
             assert on_device[frame] == window_key(tags[index], group), "a windowed page holds something else"
 
 
-def needed_keys(tags: Sequence[PageKey], windows: PageWindows | None) -> set[PageKey]:
+def seen_pages(num_tokens: int, page_tokens: int, rolling: RollingWindow) -> set[int]:
+    """Returns the pages before position `num_tokens` that a query there sees, token by token."""
+    tokens = (one for one in range(num_tokens) if one < rolling.sinks or one > num_tokens - rolling.window)
+    return {one // page_tokens for one in tokens}
+
+
+def needed_keys(
+    tags: Sequence[PageKey], windows: PageWindows | None, rolling: RollingWindow | None, page_tokens: int
+) -> set[PageKey]:
     """Returns the keys of all pages that a request needs to go on after the pages with these tags."""
+    if rolling is not None:
+        widest = max(rolling.window, 0 if windows is None else windows.window)  # layers with a window keep their own
+        kept = seen_pages(len(tags) * page_tokens, page_tokens, RollingWindow(rolling.sinks, widest))
+        tokens = {tags[page] for page in kept}
+    else:
+        tokens = set(tags)
     if windows is None:
-        return set(tags)
+        return tokens
     next_token = len(tags) * windows.page_tokens
     seen = {token // windows.page_tokens for token in range(max(next_token - windows.window + 1, 0), next_token)}
     groups = range(windows.num_groups)
-    return {*tags, *(window_key(tags[page], group) for page in seen for group in groups)}
+    return tokens | {*(window_key(tags[page], group) for page in seen for group in groups)}
