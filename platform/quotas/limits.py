@@ -41,7 +41,16 @@ _USER_LIMITS = frozenset(
         "currency",
     }
 )
-_KEPT_LIMITS = frozenset({"max_adapters", "max_adapter_bytes", "max_adapter_rank", "max_sessions"})
+_KEPT_LIMITS = frozenset(
+    {
+        "max_adapters",
+        "max_adapter_bytes",
+        "max_adapter_rank",
+        "max_sessions",
+        "max_device_kv_bytes",
+        "max_host_kv_bytes",
+    }
+)
 """Limits of what tenants keep, which an organisation's tenants share."""
 _LIMITS = {
     Level.ORGANISATION: _USER_LIMITS | _KEPT_LIMITS,
@@ -49,7 +58,7 @@ _LIMITS = {
     Level.KEY: _USER_LIMITS,
     Level.USER: _USER_LIMITS,
 }
-"""By level: the limits that it may have. KV and files are counted by tenant alone."""
+"""By level: the limits that it may have. Files are counted by tenant alone."""
 
 
 def check_level(level: Level, quota: Quota) -> None:

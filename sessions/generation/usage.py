@@ -13,7 +13,6 @@ from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
-from graftwork.engine.core.requests import KvLimits
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock, SystemClock
@@ -26,7 +25,6 @@ from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.quotas.budget import ReservedCost
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.limits import Limits
-from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.principals import Principal
@@ -385,8 +383,3 @@ class RequestAccount:
             await self.reservation.refund()
         else:
             await self.reservation.settle(usage.total_tokens)
-
-
-def kv_limits(quota: Quota) -> KvLimits:
-    """Returns how many bytes of KV a tenant may have on the device and on the host, for the engine to enforce."""
-    return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

@@ -27,8 +27,8 @@ from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, Tur
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.early_refusal import EarlyRefusal
 from graftwork.sessions.generation.reasoning import ReasoningAsk
-from graftwork.sessions.generation.request import GenerationRequest
-from graftwork.sessions.generation.usage import Charge, Expected, RequestAccount, kv_limits
+from graftwork.sessions.generation.request import GenerationRequest, kv_limits
+from graftwork.sessions.generation.usage import Charge, Expected, RequestAccount
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.text.encoding import Prompt
@@ -128,7 +128,7 @@ class TurnLauncher:
         """Reserves quota for a turn, stores it and runs it."""
         accounting, principal = self._dependencies.accounting, plan.principal
         limits = await accounting.limits_of(principal)
-        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(limits.tenant)))
+        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(limits, self._dependencies.pepper)))
         request = plan.request
         expected = Expected(
             expected_tokens,
