@@ -41,12 +41,13 @@ _USER_LIMITS = frozenset(
         "currency",
     }
 )
+_BEGUN_LIMITS = frozenset({"max_adapters", "max_sessions"})
+"""Limits of what a key or an end user has begun and the tenant still keeps."""
 _KEPT_LIMITS = frozenset(
     {
-        "max_adapters",
+        *_BEGUN_LIMITS,
         "max_adapter_bytes",
         "max_adapter_rank",
-        "max_sessions",
         "max_device_kv_bytes",
         "max_host_kv_bytes",
     }
@@ -55,10 +56,11 @@ _KEPT_LIMITS = frozenset(
 _LIMITS = {
     Level.ORGANISATION: _USER_LIMITS | _KEPT_LIMITS,
     Level.TENANT: frozenset(Quota.model_fields),
-    Level.KEY: _USER_LIMITS,
-    Level.USER: _USER_LIMITS,
+    Level.KEY: _USER_LIMITS | _BEGUN_LIMITS,
+    Level.USER: _USER_LIMITS | _BEGUN_LIMITS,
 }
-"""By level: the limits that it may have. Files are counted by tenant alone."""
+"""By level: the limits that it may have. Bytes of adapters and KV are counted by tenant and organisation, and those of files
+by tenant alone."""
 
 
 def check_level(level: Level, quota: Quota) -> None:
