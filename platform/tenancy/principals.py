@@ -72,6 +72,11 @@ class Principal:
         """Who acts, for the audit log: the person, or else the key."""
         return self.person_id or self.key_id
 
+    @property
+    def batch_id(self) -> str | None:
+        """The batch whose line starts a turn; None for other work."""
+        return None if self.turn_claim is None else self.turn_claim.batch_id
+
     def for_user(self, user: str | None) -> "Principal":
         """Returns the same sender, who asks for the end user of this name."""
         return replace(self, end_user_id=end_user_id(self.tenant_id, user)) if user else self

@@ -304,7 +304,7 @@ class RequestAccount:
 
     def _event(self, usage: Usage, outcome: UsageOutcome) -> UsageEvent:
         charge, unbilled = self._charge, usage.unbilled
-        if not outcome.is_billed:
+        if not self._is_billed(outcome):
             unbilled = UnbilledTokens(
                 unbilled.prompt + usage.prompt_tokens, unbilled.completion + usage.completion_tokens
             )
@@ -337,6 +337,13 @@ class RequestAccount:
             unbilled_completion_tokens=unbilled.completion,
         )
         return event.priced(self._prices)
+
+    def _is_billed(self, outcome: UsageOutcome) -> bool:
+        """Returns whether the outcome costs something. A batch's request that breaks off does not: it is done again, or is
+        not wanted any more.
+        """
+        breaks_off = outcome in (UsageOutcome.CANCELLED, UsageOutcome.INTERRUPTED)
+        return outcome.is_billed and not (breaks_off and self._charge.batch_id is not None)
 
     def count(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Adds the usage of the request to the metrics. Call this method after the usage row is stored."""
@@ -379,7 +386,7 @@ class RequestAccount:
         self._charge.principal.trace.settle(outcome)
         if usage is None:
             self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
-        if usage is None or not outcome.is_billed:
+        if usage is None or not self._is_billed(outcome):
             await self.reservation.refund()
         else:
             await self.reservation.settle(usage.total_tokens)
