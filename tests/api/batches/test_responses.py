@@ -20,8 +20,11 @@ def line(custom_id: str, **body: Any) -> dict[str, Any]:
 async def outcome(tenant: TestTenant, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The ended batch, and its answers and refusals by custom id."""
     ended = await get(tenant, batch)
-    output, errors = [await lines_of(tenant, ended[name]) for name in ("output_file_id", "error_file_id")]
-    return ended, *({one["custom_id"]: one["response"] for one in lines} for lines in (output, errors))
+    output, errors = [
+        {one["custom_id"]: one["response"] for one in await lines_of(tenant, ended[name])}
+        for name in ("output_file_id", "error_file_id")
+    ]
+    return ended, output, errors
 
 
 async def test_each_line_is_answered_as_by_the_route(batching: Batching, tenant: TestTenant) -> None:
