@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits, SessionUse
+from graftwork.engine.core.requests import KvFileKey, KvLimits, SessionUse
 from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
@@ -280,7 +280,7 @@ class KvCacheManager:
         """
         self.sessions.remove_domain(domain)
         self.prompt_leases.forget_domain(domain)
-        self.page_store.set_limits(domain, NO_KV_LIMITS)
+        self.page_store.limits.forget(domain)
         tree = self.page_store.tree
         for node in [*tree.nodes_on(Tier.DEVICE), *tree.nodes_on(Tier.HOST)]:
             if node.domain == domain and node.in_tree:
@@ -297,10 +297,10 @@ class KvCacheManager:
             self._copies.sweep()
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets the most bytes that the KV pages of `domain` (usually one tenant) may take on each tier, and enforces
-        these limits.
+        """Sets the most bytes that the KV pages of `domain` (usually one tenant) and of its group may take on each tier,
+        and enforces these limits.
         """
-        self.page_store.set_limits(domain, limits)
+        self.page_store.limits.set(domain, limits)
         self.offloader.enforce_limits(domain)
 
     def enforce_limits(self, domain: Domain) -> None:

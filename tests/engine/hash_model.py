@@ -228,7 +228,7 @@ class HashDevice:
     def launch(self, plan: StepPlan) -> "HashFlight":
         adapters = {use.digest: self._adapters.get(use.digest) for piece in plan.slices for use in piece.adapters}
         self.num_awaited += sum(piece.awaits_token for piece in plan.slices)
-        self.num_gated += self.gates.is_waiting
+        self.num_gated += bool(self.gates.selected_loads)
         try:
             for layer in range(NUM_LAYERS):
                 self.gates.wait(layer)

@@ -1,5 +1,6 @@
 """The sessions and requests of random operations on a KV cache, and what their pages must hold."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -99,3 +100,31 @@ def needed_keys(
     seen = {token // windows.page_tokens for token in range(max(next_token - windows.window + 1, 0), next_token)}
     groups = range(windows.num_groups)
     return tokens | {*(window_key(tags[page], group) for page in seen for group in groups)}
+
+
+def check_prompt_leases(cache: TaggedKvCache) -> bool:
+    """Checks that the leases of prompts protect no more pages of a domain than its reserve. Returns whether there are any.
+
+    The leases of sessions have the probabilities 0.9 and 1.0.
+    """
+    kv_cache, now = cache.kv_cache, cache.clock.monotonic()
+    nodes = {node for tier in (Tier.DEVICE, Tier.HOST) for node in kv_cache.page_store.tree.nodes_on(tier)}
+    leases = [(node.domain, node.lease) for node in nodes if node.lease is not None and node.lease.until > now]
+    kept = Counter(domain for domain, lease in leases if lease.return_probability not in (0.9, 1.0))
+    for domain, number in kept.items():
+        assert number <= kv_cache.prompt_leases.num_pages(domain) <= kv_cache.page_store.reserve_pages(Tier.DEVICE)
+    return bool(kept)
+
+
+def check_limits(cache: TaggedKvCache, domain: bytes) -> bool:
+    """Checks that no page of the device which could be evicted is above a limit that was just enforced for a domain.
+
+    Returns whether the domain shares a limit with another one.
+    """
+    page_store = cache.kv_cache.page_store
+    limits = page_store.limits.of(domain)
+    for limit in limits:
+        left = page_store.excess_pages(Tier.DEVICE, limit)
+        page_store.enforce_limit(Tier.DEVICE, limit)
+        assert left == page_store.excess_pages(Tier.DEVICE, limit), "a page that can be evicted is above a limit"
+    return any(len(limit.domains) > 1 for limit in limits)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.requests import KvGroupKey, KvLimits, SessionKey, SessionUse
 from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId, Tier
@@ -19,6 +19,8 @@ from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv.expected_requests import (
     ExpectedSession,
     RunningRequest,
+    check_limits,
+    check_prompt_leases,
     check_windows,
     needed_keys,
     seen_pages,
@@ -29,6 +31,7 @@ from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, r
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
 SCOPES = CacheScopes("sha256:model", "float32/2")
+GROUP = KvGroupKey(b"g")
 
 
 def public_tokens(tokens: Sequence[int]) -> int:
@@ -144,7 +147,7 @@ class RandomCacheOperations(AdapterOperations):
             agent.tokens = tuple(one.path.token_ids)
         kv_cache.release(one.frames)
         kv_cache.enforce_limits(one.path.domain)
-        self.check_prompt_leases()
+        self.seen["kept prompts"] += check_prompt_leases(self.cache)
         if agent is not None and second % 4:
             self.run_command(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
@@ -226,8 +229,13 @@ class RandomCacheOperations(AdapterOperations):
             assert all(self.cache.disk.domains[key] != domain_digest(domain) for key in self.cache.disk.pages)
 
     def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        device, host = (None if number > 6 else number * 100 for number in (first, second))
-        self.cache.kv_cache.set_limits(DOMAINS[len(tokens) % 3], KvLimits(device, host))
+        """Limits a domain alone or, one time in four, together with the others that were limited so."""
+        is_shared = sum(tokens) == 2
+        device, host = (None if number > 6 else number * (300 if is_shared else 100) for number in (first, second))
+        domain = DOMAINS[len(tokens) % 3]
+        limits = KvLimits(None, None, GROUP, device, host) if is_shared else KvLimits(device, host)
+        self.cache.kv_cache.set_limits(domain, limits)
+        self.seen["limits of groups"] += check_limits(self.cache, domain)
 
     def wait(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.cache.clock.advance(1 + first)
@@ -301,19 +309,6 @@ class RandomCacheOperations(AdapterOperations):
         """Checks that a request with a rolling window has all pages that the next query sees."""
         if self.rolling is not None:
             assert set(held) >= seen_pages(num_written * SIZE, SIZE, self.rolling), "a page that is seen is gone"
-
-    def check_prompt_leases(self) -> None:
-        """Checks that the leases of prompts protect no more pages of a domain than its reserve.
-
-        The leases of sessions have the probabilities 0.9 and 1.0.
-        """
-        kv_cache, now = self.cache.kv_cache, self.cache.clock.monotonic()
-        nodes = {node for tier in (Tier.DEVICE, Tier.HOST) for node in kv_cache.page_store.tree.nodes_on(tier)}
-        leases = [(node.domain, node.lease) for node in nodes if node.lease is not None and node.lease.until > now]
-        kept = Counter(domain for domain, lease in leases if lease.return_probability not in (0.9, 1.0))
-        self.seen["kept prompts"] += bool(kept)
-        for domain, number in kept.items():
-            assert number <= kv_cache.prompt_leases.num_pages(domain) <= kv_cache.page_store.reserve_pages(Tier.DEVICE)
 
     def check_match(self, path: TokenPath, matched: int) -> None:
         """Checks that a match is the longest prefix of which all pages exist on some tier, with the windowed pages whose

@@ -69,14 +69,14 @@ TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_c
 def test_thousands_of_operations_break_no_invariant(
     seed: int, windows: PageWindows | None, rolling: RollingWindow | None
 ) -> None:
-    """Runs of 4,000 random operations break no invariant, with one layer group, with windowed ones and with rolling windows,
+    """Runs of 5,000 random operations break no invariant, with one layer group, with windowed ones and with rolling windows,
     and every kind of copy, failure, move and wait occurs in them."""
     random = Random(seed)
     operations = RandomCacheOperations(
         disk_pages=(200, 12)[seed % 2], host=HOST if windows is None else 2 * HOST, windows=windows, rolling=rolling
     )
 
-    for _ in range(4000):
+    for _ in range(5000):
         tokens = [random.randrange(2) for _ in range(random.randint(1, 2 * SIZE))]
         operations.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
     operations.end()
@@ -98,6 +98,7 @@ def test_thousands_of_operations_break_no_invariant(
         "forgotten domains",
         "no room",
         "kept prompts",
+        "limits of groups",
         *told,
         *(() if rolling is None else ("pages that rolled by",)),
         *(() if windows is None else ("windows that moved on", "prefixes that cannot be continued")),
