@@ -70,7 +70,7 @@ class Stores:
             created_at=time.time(),
             updated_at=time.time(),
         )
-        return principal, await self.sessions.create(principal.scope(), session, None)
+        return principal, await self.sessions.create(principal.scope(), session)
 
     async def run_turn(
         self, principal: Principal, session: AgentSession, arguments: argparse.Namespace

@@ -93,7 +93,7 @@ def cut(batch: AttentionBatch) -> int:
     cutting = Cutting(SHAPE.num_kv_heads, decode, chunk, None)
     tables = page_tables(batch.placed)
     tiles, _ = cut_decoding(batch.placed, range(0), tables, cutting)
-    return len(tiles.item_tile) + len(cut_chunks(batch.placed, tables, cutting).tile_row)
+    return len(tiles.item_tile) + len(cut_chunks(batch.placed, range(0), tables, cutting).tile_row)
 
 
 def measure_host(cell: Cell) -> Measurement:

@@ -25,7 +25,9 @@ from sqlalchemy.orm import DeclarativeBase
 
 from graftwork.platform.database_address import split_address
 from graftwork.platform.errors import InvalidRequest, Unavailable
-from graftwork.platform.sqlite import SqliteReads, SqliteWrites, is_file, prepare_sqlite
+from graftwork.platform.sqlite import MustWait, SqliteReads, SqliteWrites, is_file, may_wait, prepare_sqlite
+
+__all__ = ["Base", "Database", "MustWait", "ReadSession", "WriteSession", "may_wait"]
 
 Value = TypeVar("Value")
 ReadSession = NewType("ReadSession", AsyncSession)
@@ -145,15 +147,16 @@ class Database:
 
         Is for the small transactions that every request makes: on a SQLite file, all of `work` runs on another thread,
         without a step between threads for each statement (see `sqlite.py`). So what `work` uses must not change
-        meanwhile. All else is as in a `write()` block.
+        meanwhile. What is attached to the session may have to wait, such as for a key: then `work` is rolled back, and
+        called again in a `write()` block. All else is as in such a block.
         """
-        if self._whole is None or self.session_info:  # what is attached to sessions may wait, such as for a key
-            async with self.write() as session:
-                return await work(session)
-        assert self._writing_task is not asyncio.current_task(), "a write inside a write would wait for itself"
-        async with self._writer:
-            with _database_errors():
-                return await self._whole.run(work)
+        if self._whole is not None:
+            assert self._writing_task is not asyncio.current_task(), "a write inside a write would wait for itself"
+            async with self._writer:
+                with suppress(MustWait), _database_errors():
+                    return await self._whole.run(work, self.session_info)
+        async with self.write() as session:
+            return await work(session)
 
     async def close(self) -> None:
         """Closes all connections."""

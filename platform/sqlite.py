@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self, TypeVar, cast
@@ -23,6 +23,18 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
 Value = TypeVar("Value")
+_IS_WHOLE = "runs_whole"
+
+
+class MustWait(Exception):
+    """Raised in a transaction that runs whole on a thread of its own, by what would have to wait for something else."""
+
+
+def may_wait(session: Any) -> bool:
+    """Returns whether what is attached to a session may wait for anything but the session itself."""
+    return _IS_WHOLE not in session.info
+
+
 BUSY_MS = 30_000
 """How long SQLite waits for another process's lock."""
 
@@ -163,13 +175,15 @@ class SqliteWrites:
         def on_begin(connection: Connection) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    async def run(self, work: Callable[[Any], Awaitable[Value]]) -> Value:
+    async def run(self, work: Callable[[Any], Awaitable[Value]], info: Mapping[str, Any] | None = None) -> Value:
         """Calls `work` with a session, commits, and returns the result. `work` may await nothing but its session.
 
-        If the caller is cancelled, waits until the transaction has ended: it may be committed or not. Raises DBAPIError.
+        `info` is what repositories find in `session.info`. It must not wait, but raise MustWait: see `may_wait`. If the
+        caller is cancelled, waits until the transaction has ended: it may be committed or not. Raises DBAPIError.
         """
         context = contextvars.copy_context()
-        running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, self._run, work)
+        found = {**(info or {}), _IS_WHOLE: True}
+        running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, self._run, work, found)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -182,8 +196,8 @@ class SqliteWrites:
         self._thread.shutdown()
         self._engine.dispose()
 
-    def _run(self, work: Callable[[Any], Awaitable[Value]]) -> Value:
-        with Session(self._engine, expire_on_commit=False) as session:
+    def _run(self, work: Callable[[Any], Awaitable[Value]], info: dict[str, Any]) -> Value:
+        with Session(self._engine, expire_on_commit=False, info=info) as session:
             session.connection()  # begins the transaction
             coroutine = cast("Any", work(_WholeSession(session)))
             try:

@@ -8,6 +8,7 @@ Invariant: after `close`, no worker runs, also none that was just starting.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -17,13 +18,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock
+from threading import Lock, Thread, Timer
 from typing import Generic, TypeVar
 
 import graftwork
 from graftwork.platform.errors import Unavailable
 
 T = TypeVar("T")
+_GRACE_S = 10.0
+"""The seconds that a process may take to end after its parent has ended."""
 
 
 class WorkerProcess:
@@ -183,6 +186,21 @@ class WorkerSlots(Generic[W]):
 def python_command(module: str) -> tuple[str, ...]:
     """Returns the command that runs a module of this program as a worker."""
     return (sys.executable, "-P", "-s", "-m", module)
+
+
+def watch_parent(lifeline: int) -> None:
+    """Starts a thread that ends this process when the writer of the pipe `lifeline` has closed it, or has ended.
+
+    The thread sends SIGTERM first, and ends the process at once if that takes too long.
+    """
+    Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+
+
+def _end_with_parent(lifeline: int) -> None:
+    while os.read(lifeline, 1024):
+        continue
+    Timer(_GRACE_S, os._exit, args=(1,)).start()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def how_it_ended(status: int) -> str:

@@ -4,9 +4,9 @@ Owns the order of checks and writes. Never uses HTTP types. AgentSession has the
 Invariant: if a method raises a `GraftworkError`, the session is unchanged, unless the method says otherwise.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.engine.core.session_commands import SessionMemory
@@ -15,6 +15,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, NotFound, ValidationFailed
 from graftwork.platform.ids import TurnId
 from graftwork.platform.pagination import Page, PageRequest
+from graftwork.platform.quotas.limits import Level, OwnerLimits
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.items import Item, parse_input
@@ -28,7 +29,7 @@ from graftwork.sessions.core.session import (
     new_session_id,
 )
 from graftwork.sessions.eraser import SessionEraser
-from graftwork.sessions.store.session_store import SessionChange, SessionStore
+from graftwork.sessions.store.session_store import NewForks, SessionChange, SessionStore
 from graftwork.sessions.store.turn_lists import TurnLists
 from graftwork.sessions.sweeper import SessionSweeper
 from graftwork.sessions.turns.launcher import ToolOutputs, TurnLauncher
@@ -158,6 +159,7 @@ class SessionService:
         Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
         check_metadata(new.metadata)
+        principal = principal.for_user(new.end_user)
         session_id = new_session_id(new.kind)
         if new.kind is not SessionKind.CONVERSATION:  # a conversation has no model of its own
             principal.require_models([new.model])
@@ -178,9 +180,11 @@ class SessionService:
             created_at=now,
             updated_at=now,
             retention_s=new.retention_s,
+            key_id=principal.key_id,
+            end_user_id=principal.end_user_id,
         )
-        max_sessions = await self._max_sessions(principal, new.kind)
-        return await self.store.create(principal.scope(), session, max_sessions, new.items)
+        limits = await self._limits_of_begun(principal, new.kind)
+        return await self.store.create(principal.scope(), session, limits, new.items)
 
     async def resolve(
         self, principal: Principal, model: str, caller: Caller, *, pinned: ResolvedModel | None = None
@@ -264,12 +268,11 @@ class SessionService:
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
-        max_sessions = await self._max_sessions(principal, kind)
         load = self.loader.load_any if kind is SessionKind.RESPONSES else self.loader.load
         session = await load(principal.scope(), session_id)
-        return await self.store.fork(
-            principal.scope(), session.session_id, _checkpoint_argument(at), count, max_sessions, kind
-        )
+        forks = NewForks(count, kind, principal.key_id)
+        limits = await self._limits_of_begun(replace(principal, end_user_id=session.end_user_id), kind)
+        return await self.store.fork(principal.scope(), session.session_id, _checkpoint_argument(at), forks, limits)
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
         """Moves a session back to one of its checkpoints. `to` is the id of this checkpoint.
@@ -381,9 +384,14 @@ class SessionService:
         await self.reader.check_kept(principal.scope(), session, after)
         return self.reader.follow(principal.scope(), session.session_id, after)
 
-    async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the tenant's limit of open sessions; None for conversations and internal sessions of the Responses API."""
-        return (await self._limits_of(principal)).tenant.max_sessions if kind is SessionKind.SESSION else None
+    async def _limits_of_begun(self, principal: Principal, kind: SessionKind) -> Sequence[OwnerLimits]:
+        """Returns the limits in which a new session counts, without the organisation's; none for conversations and
+        internal sessions of the Responses API.
+        """
+        if kind is not SessionKind.SESSION:
+            return ()
+        owners = (await self._limits_of(principal)).owners
+        return [owner for owner in owners if owner.level is not Level.ORGANISATION]
 
 
 def _checkpoint_argument(checkpoint_id: str | None) -> str | None:

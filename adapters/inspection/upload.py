@@ -11,6 +11,7 @@ from graftwork.adapters.format.specs import UNKNOWN_ORIGIN, Adapter, AdapterVers
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import IdentifiedAdapter
 from graftwork.platform.errors import Conflict, ValidationFailed
+from graftwork.platform.ids import EndUserId, KeyId
 from graftwork.platform.quotas.limits import Level, keeps_too_much, whose
 from graftwork.platform.quotas.quota import Quota
 
@@ -47,8 +48,17 @@ class Push:
     """Whether the adapter's plain name passes the version over."""
     provenance: Provenance = UNKNOWN_ORIGIN
     """Where the version comes from. Who pushed it is `actor`."""
+    key_id: KeyId | None = None
+    """The API key, if `actor` is not its id but that of the person who acts with it."""
+    end_user_id: EndUserId | None = None
+    """The end user in whose limits a new adapter counts; None if the push names none."""
     expects: int = 0
     """The number that the adapter's next version had when the push began; 0 if it begins now."""
+
+    @property
+    def limited_key(self) -> KeyId | None:
+        """The API key in whose limits a new adapter counts; None for the operator."""
+        return self.key_id or (KeyId(self.actor) if self.actor.startswith("key_") else None)
 
     @property
     def origin(self) -> Provenance:
@@ -87,7 +97,7 @@ def check_rank(identified: IdentifiedAdapter, limits: Quota, level: Level = Leve
 def check_limits(
     usage: AdapterUsage, upload: Upload, limits: Quota, *, is_new: bool, level: Level = Level.TENANT
 ) -> None:
-    """Raises BudgetSpent if a tenant, or all tenants of its organisation, would keep more than they may."""
+    """Raises BudgetSpent if the owner of these limits would keep more than it may."""
     most = limits.max_adapters
     if is_new and most is not None and usage.adapters + 1 > most:
         message = f"{whose(level)} limit max_adapters of {most} is reached: delete an adapter, or ask for more."

@@ -1,19 +1,20 @@
-"""Contains the SQL statements over what all tenants of an organisation keep together.
+"""Contains the SQL statements over the adapters that count in the limits of an owner, such as an organisation or a key.
 
 Never commits: the caller that opened the session does.
 """
 
 from dataclasses import dataclass
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import and_, func, select
 
 from graftwork.adapters.inspection.upload import AdapterUsage
 from graftwork.adapters.registry.tables import AdapterRow, AdapterVersionRow
-from graftwork.platform.database import WriteSession
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.quotas.limits import Level
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.platform.tenancy.quota_rows import hold_organisation_quota
-from graftwork.platform.tenancy.tables import TenantRow
+from graftwork.platform.tenancy.quota_rows import hold_organisation_quota, tenants_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,27 @@ async def hold_organisation(session: WriteSession, scope: TenantScope) -> HeldOr
     if held is None:
         return None
     organisation_id, quota = held
-    tenants = select(TenantRow.id).where(TenantRow.organisation_id == organisation_id)
-    kept = exists().where(
-        AdapterVersionRow.tenant_id == AdapterRow.tenant_id, AdapterVersionRow.adapter_id == AdapterRow.id
+    return HeldOrganisation(quota, await usage_of(session, LimitOwner.organisation(organisation_id)))
+
+
+async def usage_of(session: ReadSession, owner: LimitOwner) -> AdapterUsage:
+    """Returns the adapters and bytes that count in the limits of an owner.
+
+    What was deleted counts until it can no longer be restored. A key and an end user have the adapters that they have
+    pushed first, in all versions.
+    """
+    mine = [tenants_of(owner.owner_id, owner.tenant_id, AdapterRow.tenant_id)]
+    if owner.level is Level.KEY:
+        mine.append(AdapterRow.key_id == owner.owner_id)
+    elif owner.level is Level.USER:
+        mine.append(AdapterRow.end_user_id == owner.owner_id)
+    statement = (
+        select(func.count(AdapterRow.id.distinct()), func.coalesce(func.sum(AdapterVersionRow.size_bytes), 0))
+        .join(
+            AdapterVersionRow,
+            and_(AdapterVersionRow.adapter_id == AdapterRow.id, AdapterVersionRow.tenant_id == AdapterRow.tenant_id),
+        )
+        .where(*mine)
     )
-    adapters = select(func.count()).select_from(AdapterRow).where(AdapterRow.tenant_id.in_(tenants), kept)
-    stored = select(func.coalesce(func.sum(AdapterVersionRow.size_bytes), 0)).where(
-        AdapterVersionRow.tenant_id.in_(tenants)
-    )
-    usage = AdapterUsage(await session.scalar(adapters) or 0, await session.scalar(stored) or 0)
-    return HeldOrganisation(quota, usage)
+    num_adapters, stored_bytes = (await session.execute(statement)).one()
+    return AdapterUsage(num_adapters, int(stored_bytes))

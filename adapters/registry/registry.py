@@ -26,6 +26,7 @@ from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.inspection.upload import (
     PLAIN_PUSH,
+    AdapterUsage,
     Push,
     Upload,
     check_limits,
@@ -40,7 +41,7 @@ from graftwork.adapters.registry.artifact_rows import is_referenced
 from graftwork.adapters.registry.artifact_store import ArtifactStore
 from graftwork.adapters.registry.deletions import AdapterDeletions
 from graftwork.adapters.registry.details import AdapterDetails
-from graftwork.adapters.registry.organisation_rows import hold_organisation
+from graftwork.adapters.registry.organisation_rows import hold_organisation, usage_of
 from graftwork.adapters.registry.repository import (
     ALL_ADAPTERS,
     AdapterFilter,
@@ -53,11 +54,13 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, NotFound, NotPermitted, Unavailable, ValidationFailed
-from graftwork.platform.ids import AdapterId, new_id
+from graftwork.platform.ids import AdapterId, TenantId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.quotas.limits import Level
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.quota_rows import find_limits_of_begun
 
 DEFAULT_ALIAS = "prod"
 """The alias that a `model` without an alias stands for, once this alias is set."""
@@ -174,6 +177,13 @@ class AdapterRegistry:
             raise unknown_adapter(name)
         return found
 
+    async def usage_of(self, owner: LimitOwner) -> AdapterUsage:
+        """Returns what counts in the limits of an owner: a tenant's adapters, an organisation's, or those that a key or
+        an end user has pushed first.
+        """
+        async with self._database.read() as session:
+            return await usage_of(session, owner)
+
     async def all_versions(self, limit: int) -> Sequence[OwnedVersion]:
         """Returns the `limit` newest adapter versions of all tenants, for the operator. Those of a tenant that was deleted
         are among them until they are erased.
@@ -275,6 +285,9 @@ class AdapterRegistry:
             message = f"Another upload has made a version of '{upload.name}' meanwhile: look at it, then push again."
             raise Conflict(message, param="name", code="concurrent_upload")
         check_limits(await writer.usage(), upload, limits, is_new=_is_new(existing))
+        for owner in await find_limits_of_begun(session, TenantId(scope), push.limited_key, push.end_user_id):
+            begun = await usage_of(session, LimitOwner(owner.level, owner.owner_id, TenantId(scope)))
+            check_limits(begun, upload, owner.quota, is_new=_is_new(existing), level=owner.level)
         if (held := await hold_organisation(session, scope)) is not None:
             check_rank(upload.identified, held.quota, Level.ORGANISATION)
             check_limits(held.usage, upload, held.quota, is_new=_is_new(existing), level=Level.ORGANISATION)
@@ -282,6 +295,8 @@ class AdapterRegistry:
         adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)
         if existing is None:
             await writer.add_adapter(adapter)
+        if _is_new(existing):
+            await writer.set_beginner(adapter.id, push.limited_key, push.end_user_id)
         number = await writer.take_version_number(adapter.id)
         version = replace(version_of(upload, adapter, number, now), is_held=push.is_held, provenance=push.origin)
         await writer.add_version(version, upload.base_fingerprint)

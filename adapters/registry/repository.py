@@ -28,7 +28,7 @@ from graftwork.adapters.registry.tables import (
     AdapterVersionRow,
 )
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import AdapterId, TenantId, new_id
+from graftwork.platform.ids import AdapterId, EndUserId, KeyId, TenantId, new_id
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.repository import add_audit_entry
@@ -214,6 +214,14 @@ class AdapterWriter(AdapterReader):
             )
         )
         await self._session.flush()
+
+    async def set_beginner(self, adapter_id: AdapterId, key_id: KeyId | None, end_user_id: EndUserId | None) -> None:
+        """Sets in whose limits the adapter counts, besides the tenant's: those of whoever has pushed its first version."""
+        await self._session.execute(
+            update(AdapterRow)
+            .where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
+            .values(key_id=key_id, end_user_id=end_user_id)
+        )
 
     async def set_tags(self, adapter_id: AdapterId, tags: Sequence[str]) -> None:
         """Replaces the adapter's tags."""

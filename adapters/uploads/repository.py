@@ -37,7 +37,7 @@ async def add(session: WriteSession, upload: PendingUpload) -> None:
             size_bytes=upload.size_bytes,
             digest=upload.digest,
             source=None if upload.source is None else upload.source.text,
-            push=asdict(upload.push),
+            push={name: value for name, value in asdict(upload.push).items() if value is not None},
             created_at=upload.created_at,
             expires_at=upload.expires_at,
         )

@@ -6,6 +6,7 @@ from functools import partial
 
 from graftwork.api.batches.endpoints import answer_request
 from graftwork.api.batches.line_forms import missing_line
+from graftwork.api.batches.response_lines import ResponseLines
 from graftwork.api.batches.runner import TICK_S, BatchRunner, RunnerLimits, RunnerServices
 from graftwork.api.deps.background import repeating
 from graftwork.api.deps.resources import BatchResources, Resources
@@ -42,7 +43,7 @@ def batch_runner(resources: Resources, lease: GatewayLease, limits: RunnerLimits
         files=files,
         output=OutputWriter(claims, files, missing_line, server.json.parse),
         standing=KeyStanding(server.database, server.clock),
-        answer=partial(answer_request, inference),
+        answer=partial(answer_request, inference, ResponseLines(resources.sessions, server.idempotency)),
         quota_of=resources.account.tenancy.limits.of_tenant,
         parse=server.json.parse,
         clock=server.clock,

@@ -2,20 +2,21 @@
 
     the body ──► checked ──► InferenceRequest of the tier flex ──► InferenceJob with a HeldAccount ──► the answer's body
 
-Owns which endpoints a batch may have, and how each checks a body and builds an answer. Never stores anything: the
-runner stores the answer together with the usage record.
+Owns which endpoints a batch may have, and how each checks a body and builds an answer. Requests to `/v1/responses` are
+turns, see `response_lines.py`. Never stores anything: the runner stores the answer together with the usage record.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 
 from graftwork.api.anthropic.answer import anthropic_message
 from graftwork.api.anthropic.schemas import MessagesRequest
 from graftwork.api.anthropic.translate import translate, with_anthropic_fields
+from graftwork.api.batches.line_work import Json, LineWork, refuse_field
+from graftwork.api.batches.response_lines import ResponseLines
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.formats.completions import chat_completion, completion
 from graftwork.api.http.validation import as_invalid_request, checked_body
@@ -27,26 +28,12 @@ from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.schemas.completions import CompletionRequest
 from graftwork.api.schemas.embeddings import EmbeddingsRequest
 from graftwork.platform.errors import InvalidRequest, ValidationFailed
-from graftwork.platform.ids import RequestId
-from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.generator import GenerationFinished
-from graftwork.sessions.generation.held_account import HeldAccount
 
-Json = dict[str, Any]
 _TIER = "flex"
 _ANTHROPIC_TIER = "batch"
 _NO_HEADERS = Headers({})
-
-
-@dataclass(frozen=True, slots=True)
-class LineWork:
-    """One line of a batch that is to be answered now."""
-
-    body: Mapping[str, Any]
-    principal: Principal
-    request_id: RequestId
-    held: HeldAccount
-
+_NO_STREAM = "A request of a batch has no stream"
 
 Answer = Callable[[InferenceResources, LineWork], Awaitable[Json]]
 """Answers a line. Raises a GraftworkError."""
@@ -54,7 +41,7 @@ Answer = Callable[[InferenceResources, LineWork], Awaitable[Json]]
 
 async def _answer_chat(resources: InferenceResources, work: LineWork) -> Json:
     body = checked_body(ChatCompletionRequest, work.body)
-    _refuse_stream(body.stream)
+    refuse_field("stream", body.stream, _NO_STREAM)
     with resources.accounting.take_places(work.principal, body.n or 1) as places:
         inference = await chat_inference(body, resources, work.principal, work.request_id)
         form = chat_form(body, inference)
@@ -65,7 +52,7 @@ async def _answer_chat(resources: InferenceResources, work: LineWork) -> Json:
 
 async def _answer_completion(resources: InferenceResources, work: LineWork) -> Json:
     body = checked_body(CompletionRequest, work.body)
-    _refuse_stream(body.stream)
+    refuse_field("stream", body.stream, _NO_STREAM)
     with resources.accounting.take_places(work.principal, len(body.prompt) * (body.n or 1)) as places:
         inference = await completion_inference(body, resources, work.principal, work.request_id)
         form = completion_form(body, resources, inference)
@@ -76,7 +63,7 @@ async def _answer_completion(resources: InferenceResources, work: LineWork) -> J
 
 async def _answer_message(resources: InferenceResources, work: LineWork) -> Json:
     body = checked_body(MessagesRequest, work.body)
-    _refuse_stream(body.stream)
+    refuse_field("stream", body.stream, _NO_STREAM)
     translation = translate(body, _NO_HEADERS, reasons=resources.generator.reasoning is not None)
     with translation.names.in_errors(), resources.accounting.take_places(work.principal) as places:
         inference = await chat_inference(translation.chat, resources, work.principal, work.request_id)
@@ -100,8 +87,8 @@ async def _answer_embeddings(resources: InferenceResources, work: LineWork) -> J
 
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-EMBEDDINGS = "/v1/embeddings"
-OPENAI_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
+EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
+OPENAI_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 """The endpoints of batches in OpenAI's form."""
 _ANSWERS: Mapping[str, Answer] = {
     CHAT: _answer_chat,
@@ -111,12 +98,16 @@ _ANSWERS: Mapping[str, Answer] = {
 }
 
 
-async def answer_request(resources: InferenceResources, endpoint: str, work: LineWork) -> Json:
+async def answer_request(
+    resources: InferenceResources, responses: ResponseLines, endpoint: str, work: LineWork
+) -> Json:
     """Answers a request to one of these endpoints, in the lowest service tier, whatever its body asks for. Raises the errors of
     the endpoint's route.
     """
     work = replace(work, principal=replace(work.principal, tier_ceiling=_TIER))
     try:
+        if endpoint == RESPONSES:
+            return await responses.answer(work)
         return await _ANSWERS[endpoint](resources, work)
     except (InvalidRequest, ValidationFailed) as error:
         refused = as_invalid_request(error)
@@ -129,8 +120,3 @@ async def _answers(job: InferenceJob) -> list[GenerationFinished]:
         return await job.answers()
     finally:
         job.abandon()
-
-
-def _refuse_stream(stream: bool | None) -> None:
-    if stream:
-        raise InvalidRequest("A request of a batch has no stream: leave stream out.", param="stream")

@@ -10,12 +10,10 @@ Owns this rule. Never stores an answer: the runner does.
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
-from graftwork.api.batches.endpoints import LineWork
 from graftwork.api.batches.line_forms import answer_line, error_line, request_id_of
+from graftwork.api.batches.line_work import AnswerLine, LineWork
 from graftwork.api.http.errors import internal_failure
 from graftwork.platform.batches.batch import Batch, BatchUsage, LineOutcome
 from graftwork.platform.batches.input_lines import LineRequest
@@ -36,9 +34,6 @@ _LONGEST_S = 60.0
 _ENDED_CODES = ("access_ended", "tenant_suspended", "tenant_deleted")
 
 _log = logging.getLogger("graftwork.batches")
-
-AnswerLine = Callable[[str, LineWork], Awaitable[dict[str, Any]]]
-"""Answers a request to an endpoint with the body of the answer. Raises a GraftworkError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,9 @@ class LineAnswers:
         batch = self._batch
         request_id = request_id_of(batch, request.number)
         try:
-            body = await self._answer(batch.endpoint, LineWork(request.body, principal, request_id, held))
+            body = await self._answer(
+                batch.endpoint, LineWork(request.body, principal, request_id, held, request.number)
+            )
         except GraftworkError as error:
             failure = error
         except Exception:  # noqa: BLE001 - as the outermost loop of a request: the other lines go on
@@ -89,6 +86,8 @@ class LineAnswers:
 
 
 def _usage(held: HeldAccount) -> BatchUsage:
+    if held.noted is not None:
+        return held.noted
     used = held.usage
     if used is None:
         return BatchUsage()

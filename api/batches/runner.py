@@ -17,7 +17,8 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from graftwork.api.batches.line_answers import AnswerLine, Later, LineAnswers
+from graftwork.api.batches.line_answers import Later, LineAnswers
+from graftwork.api.batches.line_work import AnswerLine
 from graftwork.api.batches.slots import LineSlots
 from graftwork.api.deps.background import Pause
 from graftwork.platform.batches.batch import Batch, BatchStatus, LineOutcome, LineProblem

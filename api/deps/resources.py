@@ -16,6 +16,7 @@ from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.uploads.uploads import UploadKeeper
 from graftwork.api.deps.background import ServerTasks
+from graftwork.api.deps.limit_use import LimitUse
 from graftwork.api.deps.people import PeopleResources
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
@@ -184,6 +185,7 @@ class AccountResources:
     """Limits the uploads that this process receives at the same time."""
     pending_uploads: UploadKeeper
     """The uploads in parts, and the fetches."""
+    limit_use: LimitUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ class AdminResources:
     clock: Clock
     pepper: bytes
     tenancy: Tenancy
+    limit_use: LimitUse
     meter: UsageMeter
     agreement: AgreementCheck
     backlog: UsageBacklog

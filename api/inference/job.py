@@ -27,7 +27,8 @@ from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.held_account import HeldAccount
-from graftwork.sessions.generation.usage import Charge, EngineUse, RequestAccount, UnbilledTokens, Usage, kv_limits
+from graftwork.sessions.generation.request import kv_limits
+from graftwork.sessions.generation.usage import Charge, EngineUse, RequestAccount, UnbilledTokens, Usage
 
 
 def _journal_prompt(journal: DeliveryCounts, cache: CacheReport) -> None:
@@ -92,7 +93,9 @@ async def start_inference(
     charge = Charge(inference.request_id, principal, inference.resolved, service_tier=inference.tier, batch_id=batch_id)
     requests = [
         resources.generator.prepared(request)
-        for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(limits.tenant))
+        for request in inference.generation_requests(
+            principal.isolation(resources.pepper), kv_limits(limits, resources.pepper)
+        )
     ]
     account = await accounting.open(charge, limits, inference.expected)
     if held is not None:

@@ -80,6 +80,15 @@ QUOTA: Json = {
     "soft_budget": None,
     "currency": None,
 }
+USED: Json = {
+    "used": {
+        "sessions": 3,
+        "adapters": 2,
+        "adapter_bytes": 1048576,
+        "monthly_tokens": 120000,
+        "monthly_costs": [{"amount": "1.25", "currency": "USD"}],
+    }
+}
 ORGANISATION_QUOTA: Json = QUOTA | {
     "requests_per_minute": None,
     "max_sessions": None,

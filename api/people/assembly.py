@@ -18,7 +18,7 @@ def people_resources(
     settings: Settings, database: Database, clock: Clock, pepper: bytes, tenancy: Tenancy
 ) -> PeopleResources:
     """Returns the services for people. Raises InvalidRequest for settings that do not go together."""
-    people = People(database, clock, tenancy.verified, tenancy.work, parse_group_roles(settings.oidc_roles))
+    people = People(database, clock, tenancy.changes, tenancy.work, parse_group_roles(settings.oidc_roles))
     tenancy.organisations.follow(people.settle_tenant)
     sign_ins = SignIns(database, clock, people, pepper)
     if settings.oidc_issuer is None:

@@ -19,6 +19,8 @@ from graftwork.api.schemas.adapters import AdapterPatch, TagText, adapter_answer
 from graftwork.platform.answers.adapters import Adapter, AdapterDeleted, VersionDeleted
 from graftwork.platform.answers.base import Page
 from graftwork.platform.keys.scopes import allows_model
+from graftwork.platform.quotas.limits import end_user_id
+from graftwork.platform.tenancy.limit_book import MAX_USER_CHARACTERS
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import OutputConstraints, ResponseFormatFields
 
@@ -40,6 +42,12 @@ ParentText = Annotated[
 DataDigest = Annotated[
     str | None, Form(pattern="^sha256:[0-9a-f]{64}$", description="The digest of the training data, `sha256:…`.")
 ]
+UserText = Annotated[
+    str | None,
+    Form(
+        min_length=1, max_length=MAX_USER_CHARACTERS, description="The end user in whose limit of adapters it counts."
+    ),
+]
 
 
 async def _push(
@@ -48,9 +56,11 @@ async def _push(
     run: RunText = None,
     parent: ParentText = None,
     data_digest: DataDigest = None,
+    user: UserText = None,
 ) -> Push:
     origin = Provenance(None, run or None, parent or None, data_digest)
-    return Push(actor=principal.actor, is_held=not promote, provenance=origin)
+    end_user = end_user_id(principal.tenant_id, user)
+    return Push(principal.actor, not promote, origin, key_id=principal.key_id, end_user_id=end_user)
 
 
 PushFields = Annotated[Push, Depends(_push)]

@@ -75,7 +75,8 @@ async def chat_inference(
     output = await planner.plan_off_loop(body.output_constraints())
     prompt = await resources.accounting.encode(principal, resources.encoding, chat_prompt(body, resources))
     prediction = await _encode_prediction(body, resources, principal)
-    budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
+    context_tokens, window = resources.description.context_tokens, body.rolling_window
+    budget = token_budget(len(prompt), body.token_limit, context_tokens, "messages", window)
     return InferenceRequest(
         request_id=request_id,
         principal=principal,

@@ -66,8 +66,8 @@ async def completion_inference(
     prompts = tuple(
         [await resources.encode(principal, prompt, "prompt", add_special_tokens=marks) for prompt in body.prompt]
     )
-    context_tokens = resources.description.context_tokens
-    budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]
+    context_tokens, window = resources.description.context_tokens, body.rolling_window
+    budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt", window) for prompt in prompts]
     most_tokens = max(budget.max_tokens for budget in budgets)  # the engine ends each answer at the context's end
     return InferenceRequest(
         request_id=request_id,

@@ -8,10 +8,11 @@ from graftwork.api.deps.resources import ForAccounts, UsageKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.schemas.prices import invoice_answer, price_lists_answer
 from graftwork.api.schemas.usage import MonthText, TimeText, span, usage_answer
-from graftwork.platform.answers.admin import Quota
+from graftwork.platform.answers.admin import OwnerQuota
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
 from graftwork.platform.ledger.usage import UsageGroup
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import SERVICE_TIERS
 
 router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
@@ -50,6 +51,6 @@ async def list_own_prices(resources: ForAccounts, principal: UsageKey) -> Page[P
 
 
 @router.get("/quota")
-async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
-    """Get all limits of the tenant. Null means no limit."""
-    return await resources.tenancy.limits.of_tenant(principal.tenant_id)
+async def get_quota(resources: ForAccounts, principal: UsageKey) -> OwnerQuota:
+    """Get all limits of the tenant, and what it uses of them. Null means no limit."""
+    return await resources.limit_use.of_tenant(LimitOwner.tenant(principal.tenant_id))

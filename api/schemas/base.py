@@ -78,6 +78,8 @@ class SamplingBody(SamplingFields, OpenAiBody):
     def fields_fit_together(self) -> Self:
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise FieldError("min_tokens", f"must not exceed max_tokens ({self.max_tokens})")
+        if self.kv_budget is not None and self.attention_window is not None:
+            raise FieldError("kv_budget", "and attention_window are two ways to forget: send one of them")
         if self.attention_sinks is not None and self.attention_window is None:
             raise FieldError("attention_sinks", "has no effect without attention_window: send both, or neither")
         return self

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from graftwork.api.schemas.base import NativeBody, TierName, ToolList
 from graftwork.api.schemas.shapes import DocumentedAs, ResponseFormatJson, SamplingJson, SessionInput, ToolChoiceJson
+from graftwork.platform.tenancy.limit_book import MAX_USER_CHARACTERS
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.service import MAX_FORKS, NewSession
 from graftwork.sessions.turns.runner import ToolHint
@@ -47,6 +48,11 @@ class SessionBody(NativeBody):
     metadata: Metadata | None = None
     retention: RetentionBody | None = None
     """How long the server keeps the session."""
+    user: Annotated[str | None, Field(min_length=1, max_length=MAX_USER_CHARACTERS)] = None
+    """An id of the end user for whom the session is made, in whose limit of sessions it and its forks count.
+
+    Choose one that names nobody, such as a hash.
+    """
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -59,7 +65,9 @@ class SessionBody(NativeBody):
         )
         retention_s = None if self.retention is None else self.retention.ttl_s
         names_tools = self.tools is not None
-        return NewSession(self.model, settings, self.metadata or {}, retention_s, names_tools=names_tools)
+        return NewSession(
+            self.model, settings, self.metadata or {}, retention_s, names_tools=names_tools, end_user=self.user
+        )
 
 
 class SessionPatch(NativeBody):

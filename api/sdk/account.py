@@ -4,7 +4,7 @@ requests.
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
-from graftwork.platform.answers.admin import Quota
+from graftwork.platform.answers.admin import OwnerQuota
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
@@ -47,8 +47,8 @@ class Timelines(Resource[R]):
 
 
 class OwnQuota(Resource[R]):
-    """Reads the tenant's limits. Sends `GET /v1/quota`."""
+    """Reads the tenant's limits, and what it uses of them. Sends `GET /v1/quota`."""
 
     @operation
-    def get(self) -> Steps[Quota]:
-        return (yield from self._read(Quota, Call("GET", "/v1/quota")))
+    def get(self) -> Steps[OwnerQuota]:
+        return (yield from self._read(OwnerQuota, Call("GET", "/v1/quota")))

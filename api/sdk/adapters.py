@@ -32,6 +32,7 @@ class Adapters(Resource[R]):
         run: str | None = None,
         parent: str | None = None,
         data_digest: str | None = None,
+        user: str | None = None,
         progress: Progress | None = None,
     ) -> Steps[Adapter]:
         """Uploads a PEFT folder, or a GGUF file, as the next version of the adapter `name`. By default `name` is the
@@ -39,8 +40,9 @@ class Adapters(Resource[R]):
 
         While the adapter has no alias `prod`, its plain name stands for its newest version. With `promote=False`, it goes
         on standing for what it stood for. `run` is the training run, `parent` the version from which it was trained, such as
-        `support@3`, and `data_digest` the `sha256:…` of the training data; the server keeps them. If a version already has
-        the same files, the server makes no new version.
+        `support@3`, and `data_digest` the `sha256:…` of the training data; the server keeps them. `user` is the end user in
+        whose limit of adapters a new adapter counts. If a version already has the same files, the server makes no new
+        version.
         Weights above 64 MiB go in parts: if the connection breaks, the upload goes on, and a later push of the same files
         goes on where this one stopped. With `progress`, all do; it is called with the bytes that have arrived, and all.
         Raises ConfigurationError if a file is missing. Raises ValidationError, which names the wrong tensor or field.
@@ -48,6 +50,7 @@ class Adapters(Resource[R]):
         files, given = AdapterFileSet.at(Path(path)), Path(path).resolve()
         name = name or (given.stem if files.config is None else given.name)
         fields = {"promote": promote, "run": run, "parent": parent, "data_digest": data_digest}
+        fields |= {"user": user} if user else {}
         if progress is None and files.config is not None and files.size_bytes <= PARTS_ABOVE_BYTES:
             return (yield from self._push_at_once(name, files, fields))
         yield from self.uploads.pushed(name, files, fields, progress)
@@ -64,6 +67,7 @@ class Adapters(Resource[R]):
         run: str | None = None,
         parent: str | None = None,
         data_digest: str | None = None,
+        user: str | None = None,
         wait: bool = True,
         progress: Progress | None = None,
     ) -> Steps[VersionUpload]:
@@ -74,6 +78,7 @@ class Adapters(Resource[R]):
         arguments are those of `push`. Raises ValidationError if the server cannot fetch or use the files.
         """
         fields = {"promote": promote, "run": run, "parent": parent, "data_digest": data_digest}
+        fields |= {"user": user} if user else {}
         upload = yield from self.uploads.fetched(name, source, digest, fields)
         return (yield from self.uploads.ended(upload, progress)) if wait else upload
 

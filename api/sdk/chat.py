@@ -36,6 +36,7 @@ class ChatParameters(TypedDict, total=False):
     logit_bias: dict[str, float]
     attention_window: int
     attention_sinks: int
+    kv_budget: int
     seed: int
     n: int
     stop: str | list[str]

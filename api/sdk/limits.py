@@ -8,7 +8,7 @@ from typing import Unpack
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
-from graftwork.platform.answers.admin import Organisation, Quota, QuotaLimits, Tenant, Webhook
+from graftwork.platform.answers.admin import Organisation, OwnerQuota, Quota, QuotaLimits, Tenant, Webhook
 from graftwork.platform.answers.base import Deleted, Page
 
 
@@ -73,11 +73,14 @@ class Organisations(Resource[R]):
 
 
 class Quotas(Resource[R]):
-    """Reads and sets limits. `set` and its relatives replace all limits: the server removes each one that you leave out."""
+    """Reads limits, with what is used of them, and sets them.
+
+    `set` and its relatives replace all limits: the server removes each one that you leave out.
+    """
 
     @operation
-    def get(self, tenant_id: str) -> Steps[Quota]:
-        return (yield from self._read(Quota, Call("GET", f"{tenant_path(tenant_id)}/quota", admin=True)))
+    def get(self, tenant_id: str) -> Steps[OwnerQuota]:
+        return (yield from self._read(OwnerQuota, Call("GET", f"{tenant_path(tenant_id)}/quota", admin=True)))
 
     @operation
     def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
@@ -86,8 +89,10 @@ class Quotas(Resource[R]):
         return (yield from self._read(Quota, call))
 
     @operation
-    def get_organisation(self, organisation_id: str) -> Steps[Quota]:
-        return (yield from self._read(Quota, Call("GET", f"{_organisation_path(organisation_id)}/quota", admin=True)))
+    def get_organisation(self, organisation_id: str) -> Steps[OwnerQuota]:
+        return (
+            yield from self._read(OwnerQuota, Call("GET", f"{_organisation_path(organisation_id)}/quota", admin=True))
+        )
 
     @operation
     def set_organisation(self, organisation_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
@@ -96,9 +101,9 @@ class Quotas(Resource[R]):
         return (yield from self._read(Quota, call))
 
     @operation
-    def get_key(self, tenant_id: str, key_id: str) -> Steps[Quota]:
+    def get_key(self, tenant_id: str, key_id: str) -> Steps[OwnerQuota]:
         path = f"{tenant_path(tenant_id)}/keys/{path_segment(key_id)}/quota"
-        return (yield from self._read(Quota, Call("GET", path, admin=True)))
+        return (yield from self._read(OwnerQuota, Call("GET", path, admin=True)))
 
     @operation
     def set_key(self, tenant_id: str, key_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
@@ -107,10 +112,10 @@ class Quotas(Resource[R]):
         return (yield from self._read(Quota, Call("PUT", path, json=dict(limits), admin=True)))
 
     @operation
-    def get_user(self, tenant_id: str, user: str | None = None) -> Steps[Quota]:
+    def get_user(self, tenant_id: str, user: str | None = None) -> Steps[OwnerQuota]:
         """Reads the limits of an end user; for None, those of each end user without limits of its own."""
         call = Call("GET", f"{tenant_path(tenant_id)}/user_quota", query={"user": user}, admin=True)
-        return (yield from self._read(Quota, call))
+        return (yield from self._read(OwnerQuota, call))
 
     @operation
     def set_user(self, tenant_id: str, user: str | None = None, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:

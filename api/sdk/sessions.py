@@ -24,6 +24,8 @@ class SessionParameters(TypedDict, total=False):
 
     The time starts at the last change of an open session, and at the close of a closed session.
     """
+    user: str
+    """An id of the end user for whom the session is made, in whose limit of sessions it counts."""
 
 
 class Sessions(Resource[R]):

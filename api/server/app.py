@@ -50,10 +50,13 @@ from graftwork.engine.core.client import EngineClient
 from graftwork.platform.settings.settings import Settings
 
 _ROUTERS = (
+    # The routers that answer most requests come first: FastAPI tries one after another.
+    chat.router,
+    session_turns.router,
+    sessions.router,
     health.router,
     health.metrics_router,
     models.router,
-    chat.router,
     messages.router,
     message_batch_routes.router,
     completions.router,
@@ -67,8 +70,6 @@ _ROUTERS = (
     aliases.rollouts_router,
     upload_routes.router,
     part_routes.router,
-    sessions.router,
-    session_turns.router,
     session_history.router,
     file_routes.uploads_router,
     file_routes.router,

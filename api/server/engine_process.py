@@ -8,9 +8,7 @@ Never loads torch when the module is imported. Running an engine loads torch.
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +28,7 @@ from graftwork.platform.cores import run_on_engine_cores
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging
+from graftwork.platform.worker_slots import watch_parent
 
 if TYPE_CHECKING:
     from graftwork.adapters.registry.artifact_store import ArtifactStore
@@ -60,8 +59,6 @@ _SIZES = (
 """The settings that the engine chooses itself if they are None."""
 DISK_KV_BYTES = 2 * 2**30
 """Bytes of KV files of one engine, if the settings name none."""
-_GRACE_S = 10.0
-"""The seconds that an engine may take to end after its parent has ended."""
 _FORMER_KERNEL_SETTINGS = ("lora_kernels", "row_kernels", "attention_backend")
 _UNTOLD = frozenset({"admin_key", "pepper", "database_url", "redis_url", "deadlines", "objectives"})
 """The settings that are not sent to the engine: secrets, and what only the gateway uses."""
@@ -77,10 +74,8 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     configure_logging(settings.log_level, form=settings.log_format)
     if settings.engine_cores is not None:
         run_on_engine_cores(settings.engine_cores)
-    content = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
-    from graftwork.adapters.registry.weights import ArtifactAdapterSource
-    from graftwork.api.server.tls import engine_tls
-    from graftwork.engine.rpc.server import serve_engine
+    files = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
+    from graftwork.engine.build.devices import ModelReading
 
     warn_of_former_settings(settings)
     sizes = {name: value for name in _SIZES if (value := getattr(settings, name)) is not None}
@@ -97,7 +92,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         lora_kernels=settings.lora_kernels,
         row_kernels=settings.row_kernels,
         attention_backend=settings.attention_backend,
-        decode_graphs=settings.decode_graphs,
+        cuda_graphs=settings.cuda_graphs,
         memory_share=settings.memory_share,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
@@ -117,6 +112,11 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         renew_calibration=settings.renew_calibration,
         **sizes,
     )
+    reading = ModelReading(config, files)  # and weights are copied while it imports the rest
+    from graftwork.adapters.registry.weights import ArtifactAdapterSource
+    from graftwork.api.server.tls import engine_tls
+    from graftwork.engine.rpc.server import serve_engine
+
     serve_engine(
         config,
         partial(ArtifactAdapterSource, artifact_store(settings)),
@@ -125,7 +125,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
         membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
         tls=engine_tls(settings),
-        content=content,
+        reading=reading,
     )
 
 
@@ -203,14 +203,6 @@ def read_report(report: int) -> GraftworkError | None:
     return error_from_wire(Failed.FromString(content)) if content else None
 
 
-def watch_parent(lifeline: int) -> None:
-    """Starts a thread that ends this process when the writer of the pipe `lifeline` has closed it.
-
-    The thread sends SIGTERM first, and ends the process at once if that takes too long.
-    """
-    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-
-
 def _read_line(descriptor: int) -> bytes:
     """Reads a line from a file descriptor without a buffer.
 
@@ -220,13 +212,6 @@ def _read_line(descriptor: int) -> bytes:
     while not line.endswith(b"\n") and (read := os.read(descriptor, 1)):
         line += read
     return line
-
-
-def _end_with_parent(lifeline: int) -> None:
-    while os.read(lifeline, 1024):
-        continue
-    threading.Timer(_GRACE_S, os._exit, args=(1,)).start()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
 from graftwork.api.batches.assembly import FILES_FOLDER, batch_resources, running_batches
 from graftwork.api.deps.background import ServerTasks, repeating
+from graftwork.api.deps.limit_use import LimitUse
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
@@ -153,10 +154,10 @@ async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources)
     tenancy = resources.account.tenancy
     await prices.refresh()
     await modes.refresh()
-    await tenancy.verified.poll()
+    await tenancy.changes.poll()
     await resources.people.people.settle_all()
     stack.push_async_callback(tenancy.uses.flush)
-    await stack.enter_async_context(repeating(tenancy.verified.poll, POLL_S, "reading the changes of access"))
+    await stack.enter_async_context(repeating(tenancy.changes.poll, POLL_S, "reading the changes of access"))
     await stack.enter_async_context(repeating(tenancy.uses.flush, FLUSH_USES_S, "storing the last uses of keys"))
     await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
     await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
@@ -219,9 +220,12 @@ async def _assemble(base: Foundation) -> Resources:
     vault, artifacts = base.vault(EXPORTS_FOLDER), artifact_store(base.settings)
     rights = rights_resources(base.settings, base.database, base.clock, base.lease, vault, artifacts, sessions, batches)
     people = people_resources(base.settings, base.database, base.clock, tenants.pepper, tenants.tenancy)
-    account = _account_resources(base, tenants, inference)
+    limit_use = LimitUse(
+        tenants.tenancy.limits, inference.registry, tenants.meter, sessions.sessions.store.count_open, base.clock
+    )
+    account = _account_resources(base, tenants, inference, limit_use)
     owners = (sessions.sessions, batches.batches, rights, account.pending_uploads, people.people)
-    admin = _admin_resources(base, tenants, inference, tenant_erasure(base, inference, *owners))
+    admin = _admin_resources(base, tenants, inference, limit_use, tenant_erasure(base, inference, *owners))
     return Resources(
         inference=inference,
         sessions=sessions,
@@ -299,23 +303,30 @@ def _session_resources(base: Foundation, inference: InferenceResources, served: 
     )
 
 
-def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
+def _account_resources(
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, limit_use: LimitUse
+) -> AccountResources:
     bounds = (base.settings.max_uploads, base.settings.max_tenant_uploads)
     uploads = UploadBound(*bounds, base.clock, base.settings.upload_timeout_s)
     known = (tenants.tenancy, tenants.meter, tenants.prices)
     served = (inference.registry, inference.description)
     pending = upload_keeper(base.settings, base.database, base.clock, *served)
-    return AccountResources(base.clock, *known, *served, uploads, pending)
+    return AccountResources(base.clock, *known, *served, uploads, pending, limit_use)
 
 
 def _admin_resources(
-    base: Foundation, tenants: _TenantServices, inference: InferenceResources, erasure: TenantErasure
+    base: Foundation,
+    tenants: _TenantServices,
+    inference: InferenceResources,
+    limit_use: LimitUse,
+    erasure: TenantErasure,
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
         clock=base.clock,
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
+        limit_use=limit_use,
         meter=tenants.meter,
         agreement=base.ledger.agreement,
         backlog=inference.accounting.backlog,

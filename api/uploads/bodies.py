@@ -13,6 +13,9 @@ from graftwork.adapters.uploads.uploads import NewFetch, NewUpload
 from graftwork.api.schemas.base import FieldError, NativeBody
 from graftwork.api.schemas.shapes import exactly_one, given, never
 from graftwork.platform.answers import adapters as answers
+from graftwork.platform.quotas.limits import end_user_id
+from graftwork.platform.tenancy.limit_book import MAX_USER_CHARACTERS
+from graftwork.platform.tenancy.principals import Principal
 
 Digest = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
 
@@ -43,6 +46,8 @@ class UploadBody(NativeBody):
     """The version from which it was trained, such as `support@3`."""
     data_digest: Digest | None = None
     """The digest of the training data."""
+    user: Annotated[str | None, Field(min_length=1, max_length=MAX_USER_CHARACTERS)] = None
+    """The end user in whose limit of adapters a new adapter counts."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:
@@ -54,21 +59,22 @@ class UploadBody(NativeBody):
             raise FieldError("config", "a source has its own configuration")
         return self
 
-    def fetch(self, actor: str) -> NewFetch | None:
+    def fetch(self, principal: Principal) -> NewFetch | None:
         """Returns the fetch; None if the client sends the weights. Raises ValidationFailed for a wrong source."""
         if self.source is None:
             return None
-        return NewFetch(self.name, parse_source(self.source), self.digest, self._push(actor))
+        return NewFetch(self.name, parse_source(self.source), self.digest, self._push(principal))
 
-    def upload(self, actor: str) -> NewUpload:
+    def upload(self, principal: Principal) -> NewUpload:
         assert self.size_bytes is not None
         assert self.digest is not None
         config = None if self.config is None else self.config.encode()
-        return NewUpload(self.name, config, self.size_bytes, self.digest, self._push(actor))
+        return NewUpload(self.name, config, self.size_bytes, self.digest, self._push(principal))
 
-    def _push(self, actor: str) -> Push:
+    def _push(self, principal: Principal) -> Push:
         origin = Provenance(None, self.run or None, self.parent or None, self.data_digest)
-        return Push(actor=actor, is_held=not self.promote, provenance=origin)
+        end_user = end_user_id(principal.tenant_id, self.user)
+        return Push(principal.key_id, not self.promote, origin, end_user_id=end_user)
 
 
 def upload_answer(upload: PendingUpload, received_bytes: int | None, max_bytes: int) -> answers.VersionUpload:

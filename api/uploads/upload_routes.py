@@ -31,9 +31,9 @@ async def create_upload(body: UploadBody, resources: ForAccounts, principal: Ada
     principal.require_models([body.name], "name")
     uploads, scope = resources.pending_uploads, principal.scope()
     quota = await resources.tenancy.limits.of_tenant(principal.tenant_id)
-    if (fetch := body.fetch(principal.key_id)) is not None:
+    if (fetch := body.fetch(principal)) is not None:
         return await _answer(await uploads.fetch(scope, fetch, quota), resources)
-    return await _answer(await uploads.create(scope, body.upload(principal.key_id), quota), resources)
+    return await _answer(await uploads.create(scope, body.upload(principal), quota), resources)
 
 
 @router.get("", responses=also(404))

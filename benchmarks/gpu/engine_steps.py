@@ -25,7 +25,7 @@ from graftwork.platform.ids import RequestId
 WAYS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap_steps": True},
     "graph": {"overlap_steps": False},
-    "eager": {"overlap_steps": False, "decode_graphs": "off"},
+    "eager": {"overlap_steps": False, "cuda_graphs": "off"},
 }
 """The ways to run steps that are compared: settings of the engine by name. The slowest comes last, because the time may
 not do for all."""

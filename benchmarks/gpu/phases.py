@@ -39,6 +39,7 @@ PHASES = (
     Phase("lora", 50, "kernel_floors", "measure_lora"),
     Phase("sampler", 20, "kernel_floors", "measure_sampler"),
     Phase("steps", 150, "engine_steps", "measure_steps"),
+    Phase("mixed", 60, "mixed_steps", "measure_mixed"),
     Phase("trace", 40, "engine_steps", "measure_trace"),
     Phase("copies", 60, "copies", "measure_copies"),
 )

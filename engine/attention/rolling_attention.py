@@ -134,6 +134,8 @@ class _Layers:
         fp32 [kv_heads, group, rows, keys] and [kv_heads, 1, keys, head_dim].
         """
         table = run.piece.table(self.cache.group_of[layer])
+        if end <= run.window.sinks and self.config.windows[layer] is None:
+            table = 0, run.piece.pages  # pages of sinks are where they are in the text
         keys, values = (self._gathered(one, table, start, end) for one in self.cache.layer(layer))
         rows, kv_heads = len(query), self.config.num_kv_heads
         grouped = query.float().view(rows, kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)

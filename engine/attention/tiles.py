@@ -173,14 +173,20 @@ def cut_decoding(
     return decode, int(num_slots.sum())
 
 
-def cut_chunks(placed: Sequence[PlacedSlice], tables: PageTables, cutting: Cutting) -> QueryTiles:
-    """Cuts the prefill chunks of a step into tiles. Those with most keys come first, because they take longest."""
+def cut_chunks(placed: Sequence[PlacedSlice], padding_rows: range, tables: PageTables, cutting: Cutting) -> QueryTiles:
+    """Cuts the prefill chunks of a step into tiles. Those with most keys come first, because they take longest.
+
+    Padding rows become tiles without keys, whose result is zero.
+    """
     tiles: list[tuple[int, ...]] = []
     for one, table in zip(placed, tables.starts, strict=True):
         rows = one.chunk_rows
         for first in range(rows.start, rows.stop, cutting.chunk_queries):
             length = min(cutting.chunk_queries, rows.stop - first)
             tiles.append((first, length, one.num_keys(first) - 1, table))
+    for first in range(padding_rows.start, padding_rows.stop, cutting.chunk_queries):
+        length = min(cutting.chunk_queries, padding_rows.stop - first)
+        tiles.append((first, length, -length, 0))  # all positions are before the first key
     tiles.sort(key=lambda tile: -cutting.visible_keys(tile[2] + tile[1]))
     return QueryTiles(*_columns(tiles, 4))
 

@@ -44,15 +44,24 @@ _INTERPRETED_PROGRAMS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeCapacity:
-    """The largest step of decoding rows that arrays of a fixed size can hold."""
+class StepCapacity:
+    """The largest step that arrays of a fixed size can hold."""
 
     num_queries: int
-    """Decoding rows, padding rows included."""
+    """Decoding rows; padding rows included if there are no chunks."""
     num_keys: int
     """The most keys of one row, its own key included."""
     num_pages: int
     """The page numbers of all page tables together."""
+    num_chunk_rows: int = 0
+    """The rows of chunks and the padding rows; 0 for a step of decoding rows alone."""
+    num_chunks: int = 0
+
+    def chunk_tiles(self, tile_queries: int) -> int:
+        """Returns the most tiles of chunks and of padding. The last tile of each may be small; a chunk has two rows or more."""
+        if not self.num_chunk_rows:
+            return 0
+        return self.num_chunk_rows // tile_queries + min(self.num_chunks, self.num_chunk_rows // 2) + 1
 
 
 class TritonAttention:
@@ -91,7 +100,7 @@ class TritonAttention:
         packed = PackedWords.of(cut.arrays, self._device)
         return self.over(packed.arrays, cut.num_slots)
 
-    def reserve(self, capacity: DecodeCapacity) -> "FixedStepAttention":
+    def reserve(self, capacity: StepCapacity) -> "FixedStepAttention":
         """Returns a step without rows, which is filled again and again with steps of up to this capacity.
 
         Its launches have the same grids and addresses for all of them, so a CUDA graph can capture them.
@@ -99,9 +108,10 @@ class TritonAttention:
         sizes, most_slots = self.sizes_for(capacity)
         packed = PackedWords(sizes, self._device)
         step = self.over(packed.arrays, most_slots)
-        return FixedStepAttention(step, lambda batch: packed.fill(self.cut(batch).arrays))
+        in_tiles = capacity.num_chunk_rows > 0
+        return FixedStepAttention(step, lambda batch: packed.fill(self.cut(batch, pads_by_tiles=in_tiles).arrays))
 
-    def sizes_for(self, capacity: DecodeCapacity) -> tuple[dict[str, int], int]:
+    def sizes_for(self, capacity: StepCapacity) -> tuple[dict[str, int], int]:
         """Returns the sizes of the arrays that hold steps of up to this capacity, in words, and the number of slots for
         their partial sums. The page numbers are the last array.
         """
@@ -113,7 +123,8 @@ class TritonAttention:
             for field in fields(DecodeTiles):
                 size = {"item": num_items, "num": 1}.get(field.name.partition("_")[0], capacity.num_queries)
                 sizes[f"decode {kind.name} {field.name}"] = size
-            sizes |= {f"chunk {kind.name} {field.name}": 0 for field in fields(QueryTiles)}
+            num_tiles = capacity.chunk_tiles(cutting.chunk_queries)
+            sizes |= {f"chunk {kind.name} {field.name}": num_tiles for field in fields(QueryTiles)}
         return sizes | {"page_ids": capacity.num_pages}, most_slots
 
     def over(self, arrays: Mapping[str, torch.Tensor], num_slots: int) -> "TritonStepAttention":
@@ -128,19 +139,20 @@ class TritonAttention:
         layers = _Layers(self._shape, self._layers, self._kinds, self._rules)
         return TritonStepAttention(layers, by_kind, self._sums)
 
-    def cut(self, batch: AttentionBatch) -> "CutQueries":
+    def cut(self, batch: AttentionBatch, *, pads_by_tiles: bool = False) -> "CutQueries":
         """Returns the arrays of a step, for all kinds of layers together. Uses no device; of the positions, reads only their
-        number.
+        number. Padding rows are decoding rows without keys, or tiles of chunks without keys.
         """
         tables = group_tables(batch.placed, self._num_groups)
-        end = sum(one.piece.num_tokens for one in batch.placed)
+        padding = range(sum(one.piece.num_tokens for one in batch.placed), batch.num_rows)
+        to_queries, to_tiles = (range(0), padding) if pads_by_tiles else (padding, range(0))
         arrays: dict[str, Words] = {}
         most_slots = 0
         for kind, cutting in self._cuttings.items():
             own = tables[kind.group]
-            decoding, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), own, cutting)
+            decoding, num_slots = cut_decoding(batch.placed, to_queries, own, cutting)
             arrays |= _named(f"decode {kind.name}", decoding)
-            arrays |= _named(f"chunk {kind.name}", cut_chunks(batch.placed, own, cutting))
+            arrays |= _named(f"chunk {kind.name}", cut_chunks(batch.placed, to_tiles, own, cutting))
             most_slots = max(most_slots, num_slots)
         return CutQueries(arrays | {"page_ids": tables[0].page_ids}, most_slots)
 
@@ -195,7 +207,7 @@ class _Layers:
 
 
 class FixedStepAttention:
-    """Computes the attention of steps of decoding rows, with the same grids and addresses for all of them."""
+    """Computes the attention of steps of one capacity, with the same grids and addresses for all of them."""
 
     def __init__(self, step: "TritonStepAttention", fill: Callable[[AttentionBatch], None]) -> None:
         """`fill` writes the arrays of a step."""
@@ -205,7 +217,7 @@ class FixedStepAttention:
     def refill(self, batch: AttentionBatch) -> None:
         """Takes over the rows of another step, by one copy that does not block.
 
-        Raises ValueError if the step exceeds the capacity, or if it has chunks.
+        Raises ValueError if the step exceeds the capacity.
         """
         self._fill(batch)
 

@@ -37,7 +37,7 @@ from graftwork.engine.kernels.variants import ModelShape, row_variants, served_l
 from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.sampling.device.variants import sampler_variants, served_sampler_variants
-from graftwork.platform.worker_slots import python_command
+from graftwork.platform.worker_slots import python_command, watch_parent
 
 _log = logging.getLogger(__name__)
 _FEW = 8
@@ -126,6 +126,7 @@ class CompilingAhead:
     def __init__(self, folder: Path, model: ServedModel, capability: int) -> None:
         """Begins. `folder` has the model's config.json; `capability` is the GPU's compute capability, such as 90."""
         self._processes: list[subprocess.Popen[str]] = []
+        self._lifeline: int | None = None
         try:
             variants = served_variants(model)
         except ValueError as error:  # some kernels do not serve these sizes, and torch stands in for them
@@ -140,12 +141,24 @@ class CompilingAhead:
             *("--model", str(folder), "--dtype", str(model.dtype).removeprefix("torch."), "--arch", str(capability)),
             *("--max-lora-rank", str(model.max_lora_rank), "--page-tokens", str(model.page_tokens), "--part"),
         ]
+        reader, self._lifeline = os.pipe()  # its end ends the processes, also if this one is killed
         for part in range(count):
             self._processes.append(
                 subprocess.Popen(
-                    [*command, f"{part}/{count}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                    [*command, f"{part}/{count}"],
+                    stdin=reader,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
             )
+        os.close(reader)
+
+    def stop(self) -> None:
+        """Lets the processes end without their work. Does nothing after `wait`."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
     def wait(self) -> None:
         """Waits until all are compiled. Logs how many there were, and why a process has failed."""
@@ -154,6 +167,7 @@ class CompilingAhead:
             _log.warning("kernels_not_compiled_ahead", extra={"processes": len(failures), "reason": failures[0]})
         elif self._processes:
             _log.info("kernels_compiled", extra={"kernels": self._num_missing})
+        self.stop()
         self._processes = []
 
 
@@ -179,6 +193,7 @@ def main() -> None:
         )
         variants = served_variants(served)
     if asked.part is not None:
+        watch_parent(sys.stdin.fileno())
         part, count = map(int, asked.part.split("/"))
         variants = [one for one in variants[part::count] if not all(is_cached(one, arch) for arch in asked.arch)]
     sys.stdout.write(HEADING + "\n")

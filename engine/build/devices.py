@@ -10,14 +10,18 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
 
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.kv.index.kv_budget import OBSERVED_QUERIES
 from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.model.weight_reader import TensorSource
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.quantization.scheme import round_to_nearest
@@ -69,6 +73,12 @@ each step.
 """
 
 
+_STEPS_OF_PAGES = 3
+"""If steps overlap, a request holds the pages of three: those that the step before last has made useless, which are kept
+until the last one lands, and those of two steps that come.
+"""
+
+
 def batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
     """Returns the most tokens of one step, and the most requests in it. A request has at least one token in a step.
 
@@ -77,6 +87,12 @@ def batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
     tokens, running = _BATCH_LIMITS[device.type]
     max_batch_tokens = config.max_batch_tokens or tokens
     return max_batch_tokens, min(config.max_running or running, max_batch_tokens)
+
+
+def step_tokens_of(config: EngineConfig, device: torch.device) -> int:
+    """Returns the most tokens of one request that the steps in flight compute together."""
+    overlaps = device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
+    return batch_limits(config, device)[0] * (_STEPS_OF_PAGES if overlaps else 1)
 
 
 def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerLimits:
@@ -96,7 +112,40 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         target_itl_s=target_itl_ms / 1000 or None,
         drafts_fill_pages=model.recurrence is None,
         why_no_windows=_why_no_windows(config, model, device),
+        most_rolling=_most_rolling(config, model, device),
+        why_no_budgets=_why_no_budgets(config, model, device),
     )
+
+
+def _why_no_budgets(config: EngineConfig, model: ModelConfig, device: torch.device) -> str | None:
+    """Returns why requests with a budget of KV are not served; None if they are."""
+    if model.recurrence is not None:
+        return "the model has recurrent layers, whose state cannot forget"
+    if any(window is not None for window in model.windows):
+        return "the model has layers with a window, which would count kept tokens as its last ones"
+    if config.tensor_parallel > 1:
+        return "the engine divides the model with --tensor-parallel"
+    max_batch_tokens, max_running = batch_limits(config, device)
+    if max_batch_tokens < max_running + OBSERVED_QUERIES:
+        return (
+            f"a step of {max_batch_tokens} tokens (--max-batch-tokens) has no room for {OBSERVED_QUERIES} beside "
+            f"{max_running} decoding requests (--max-running)"
+        )
+    return None
+
+
+def _most_rolling(config: EngineConfig, model: ModelConfig, device: torch.device) -> int:
+    """Returns the most tokens that a rolling window may see for which texts may be longer than the context; 0 for none.
+
+    Such a request must have room in the pages of one context. What it sees may begin and end within pages, and two more are
+    kept. Triton kernels have no rotary embedding behind the context.
+    """
+    kernels = config.kernels_for("rows")
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        return 0
+    own = max((window for window in model.windows if window is not None), default=0)
+    step_tokens, page_tokens = step_tokens_of(config, device), page_tokens_of(config, model)
+    return max(model.context_tokens - own - step_tokens - 8 * page_tokens, 0)
 
 
 def _why_no_windows(config: EngineConfig, model: ModelConfig, device: torch.device) -> str | None:
@@ -240,6 +289,37 @@ def load_weights(
             "or a device with more memory.",
             param="model",
         ) from error
+
+
+class ModelReading:
+    """Reads a model on threads, so that a process can import the rest of its code meanwhile."""
+
+    def __init__(self, config: EngineConfig, files: FingerprintReading | None = None) -> None:
+        """Begins to load the weights, unless several ranks divide them. `files` are those of the model, being hashed."""
+        self._config = config
+        self._files = files or FingerprintReading(config.model)
+        self._weights: Future[DecoderWeights] | None = None
+        if config.tensor_parallel == 1:
+            self._weights = Future()
+            # a daemon: a process that fails meanwhile ends at once
+            Thread(target=self._load, args=(self._weights,), name="weights", daemon=True).start()
+
+    def fingerprint(self) -> str:
+        """Waits for the end of the hashing, and returns the model's fingerprint. Raises InvalidRequest."""
+        return self._files.result(self._config.quantization)
+
+    def weights(self) -> DecoderWeights | None:
+        """Waits for the weights, and returns them. None if they are not being loaded. Raises as `load_weights` does."""
+        return None if self._weights is None else self._weights.result()
+
+    def _load(self, found: "Future[DecoderWeights]") -> None:
+        config = self._config
+        try:
+            torch.set_num_threads(config.threads)
+            model, device = read_served_model(config), choose_device(config.device)
+            found.set_result(load_weights(config, model, device, choose_dtype(config.dtype, model, device)))
+        except BaseException as error:  # noqa: BLE001 - whatever a load meets, its caller is told
+            found.set_exception(error)
 
 
 def _cpu_multiplies_bfloat16() -> bool:

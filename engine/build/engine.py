@@ -15,6 +15,7 @@ from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.build.calibration import confirms, measure
 from graftwork.engine.build.calibration_cache import CalibrationCache, CalibrationKey
 from graftwork.engine.build.devices import (
+    ModelReading,
     check_draft_model,
     check_recurrent,
     choose_device,
@@ -109,18 +110,18 @@ def build_engine(
     clock: Clock | None = None,
     costs: CostTracker | None = None,
     start_worker: StartWorker = start_process,
-    content: FingerprintReading | None = None,
+    reading: ModelReading | None = None,
 ) -> Engine:
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
     `source_for` makes the source of this model's adapters. `start_worker` starts the workers of tensor parallelism. Without
-    `costs`, measures loads and prefills, or takes an earlier start's. Without `content`, begins to read the files now.
+    `costs`, measures loads and prefills, or takes an earlier start's. Without `reading`, begins to read the files now.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
     clock, inbox = clock or SystemClock(), SimpleQueue[Message]()
     progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
-    settings, ranks, parts, storage, draft_model = _load_model(config, progress, inbox, start_worker, phases, content)
+    settings, ranks, parts, storage, draft_model = _load_model(config, progress, inbox, start_worker, phases, reading)
     parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
     description = _describe(settings, limits, storage.sizes.device_pages // storage.sizes.frames_of_page)
     tracker = costs or CostTracker(UNMEASURED)
@@ -208,7 +209,7 @@ def _load_model(
     inbox: SimpleQueue[Message],
     start_worker: StartWorker,
     phases: StartPhases,
-    reading: FingerprintReading | None,
+    reading: ModelReading | None,
 ) -> _Loaded:
     """Loads this rank's part of the model, allocates its memory, and waits for the other ranks.
 
@@ -221,17 +222,23 @@ def _load_model(
     check_division(config, model, dtype, device)
     draft, head = check_draft_model(config, model), check_draft_head(config, model)
     with phases.phase("fingerprint"):
-        content = (reading or FingerprintReading(config.model)).result(config.quantization)
+        content = (
+            FingerprintReading(config.model).result(config.quantization) if reading is None else reading.fingerprint()
+        )
     settings = RankSettings(config, model, content, device, dtype)
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model
+    compiling = None
     try:
         import_kernels(own, device)
-        wait_for_kernels = begin_compiling(own, part, dtype, device)
+        compiling = begin_compiling(own, part, dtype, device)
         with phases.phase("weights"):
-            weights = load_weights(own, part, device, dtype, ranks.tensors(open_weights(config.model, model)))
+            weights = None if reading is None else reading.weights()
+            if weights is None:
+                weights = load_weights(own, part, device, dtype, ranks.tensors(open_weights(config.model, model)))
         with phases.phase("kernels"):
-            wait_for_kernels()
+            if compiling is not None:
+                compiling.wait()
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         draft_model = build_draft_model(config, draft, device, weights.num_bytes)
@@ -244,6 +251,8 @@ def _load_model(
         ranks.meet(storage, inbox.put)
     except Exception:
         ranks.abandon()
+        if compiling is not None:
+            compiling.stop()
         raise
     return _Loaded(settings, ranks, parts, storage, draft_head or draft_model)
 

@@ -24,35 +24,40 @@ from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from graftwork.engine.runner.decode_graphs import DecodeGraphs, GraphLimits, GraphRecorder
     from graftwork.engine.runner.packed_forward import PackedParts
+    from graftwork.engine.runner.step_graphs import GraphLimits, GraphRecorder, StepGraphs
 
 _log = logging.getLogger(__name__)
 
 _GRAPH_CHOICES = ("auto", "off")
 
+_MOST_MIXED_ROWS = 1024
+"""The most rows of a mixed step that a graph serves. Larger steps keep the device busy for as long as the host takes to
+launch them.
+"""
+
 _MEASURED_GRAPHS = 9
 """How many graphs the warm-up captures. The driver gives memory in pieces of 2 MiB, so their mean counts."""
 
 
-def wants_decode_graphs(config: EngineConfig, device: torch.device) -> bool:
+def wants_cuda_graphs(config: EngineConfig, device: torch.device) -> bool:
     """Returns whether an engine on this device captures CUDA graphs, if all its kernels work.
 
-    Raises InvalidRequest if `decode_graphs` is unknown.
+    Raises InvalidRequest if `cuda_graphs` is unknown.
     """
-    if config.decode_graphs not in _GRAPH_CHOICES:
+    if config.cuda_graphs not in _GRAPH_CHOICES:
         raise InvalidRequest(
-            f"decode_graphs {config.decode_graphs!r} is not known: choose one of {', '.join(_GRAPH_CHOICES)}.",
-            param="decode_graphs",
+            f"cuda_graphs {config.cuda_graphs!r} is not known: choose one of {', '.join(_GRAPH_CHOICES)}.",
+            param="cuda_graphs",
         )
-    return config.decode_graphs == "auto" and device.type == "cuda" and config.tensor_parallel == 1
+    return config.cuda_graphs == "auto" and device.type == "cuda" and config.tensor_parallel == 1
 
 
-def cuda_graphs(device: torch.device) -> "Callable[[], GraphRecorder]":
+def cuda_recorder(device: torch.device) -> "Callable[[], GraphRecorder]":
     """Returns a function that returns a recorder of CUDA graphs on `device`, whose graphs share one pool of memory."""
 
     def recorder() -> "GraphRecorder":
-        from graftwork.engine.runner.decode_graphs import CudaGraphs
+        from graftwork.engine.runner.step_graphs import CudaGraphs
 
         return CudaGraphs(device)
 
@@ -69,7 +74,7 @@ class GraphBuild:
     windows: PageWindows | None = None
     """What the windowed layer groups keep; None if the model has one group."""
 
-    def capture(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> "DecodeGraphs | None":
+    def capture(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> "StepGraphs | None":
         """Captures all graphs. No page of the KV memory may be in use.
 
         If that fails, also for lack of memory, logs a warning with the reason, gives the memory back and returns None.
@@ -82,12 +87,12 @@ class GraphBuild:
                 graphs.capture(recorder())
         except Exception as error:  # noqa: BLE001 - drivers and libraries each fail in a way of their own
             loss = "each decoding step launches its kernels one by one"
-            _log.warning("decode_graphs_unavailable", exc_info=error, extra={"device": str(meter.device), "loss": loss})
+            _log.warning("cuda_graphs_unavailable", exc_info=error, extra={"device": str(meter.device), "loss": loss})
             reason, graphs = type(error).__name__, None
         taken = free - meter.free_bytes()  # outside of the handler, whose traceback keeps the tensors of the capture
         if reason is None:
             num_graphs = sum(1 for _ in self._limits.keys)
-            _log.info("decode_graphs", extra={"device": str(meter.device), "graphs": num_graphs, "bytes": taken})
+            _log.info("cuda_graphs", extra={"device": str(meter.device), "graphs": num_graphs, "bytes": taken})
         return graphs
 
     def measure(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> int:
@@ -97,7 +102,7 @@ class GraphBuild:
         first time loads its kernels, whose memory stays taken. If a capture fails, logs a warning and returns 0.
         """
         keys = list(self._limits.keys)
-        some = list(islice((key for key in keys if key.num_rows == keys[0].num_rows), _MEASURED_GRAPHS))
+        some = list(islice(keys, _MEASURED_GRAPHS))
         try:
             with self._on_device():
                 self._graphs().capture(recorder(), some)
@@ -107,7 +112,7 @@ class GraphBuild:
                     graphs.capture(one, captured)
                     free.append(meter.free_bytes())
         except Exception as error:  # noqa: BLE001 - drivers and libraries each fail in a way of their own
-            _log.warning("decode_graphs_unmeasured", exc_info=error, extra={"device": str(meter.device)})
+            _log.warning("cuda_graphs_unmeasured", exc_info=error, extra={"device": str(meter.device)})
             return 0
         first, others = free[0] - free[1], free[1] - free[2]
         return max(first, 0) + max(-(-others * (len(keys) - 1) // (len(some) - 1)), 0)
@@ -118,17 +123,22 @@ class GraphBuild:
 
     @property
     def _limits(self) -> "GraphLimits":
-        from graftwork.engine.runner.decode_graphs import GraphLimits
         from graftwork.engine.runner.graph_keys import GraphKeys
+        from graftwork.engine.runner.step_graphs import GraphLimits
 
-        keys = GraphKeys(self.limits.max_running, self.parts.lora.max_rank, self.parts.builder.rules.min_rows)
+        keys = GraphKeys(
+            self.limits.max_running,
+            self.parts.lora.max_rank,
+            self.parts.builder.rules.min_rows,
+            max_mixed_rows=min(self.limits.max_batch_tokens, _MOST_MIXED_ROWS),
+        )
         limits = GraphLimits(keys, self.limits.context_tokens, self.limits.page_tokens)
         if self.windows is None:
             return limits
         pages = self.windows.most_pages(self.limits.context_tokens)
         return replace(limits, num_groups=1 + self.windows.num_groups, window_pages=pages)
 
-    def _graphs(self) -> "DecodeGraphs":
-        from graftwork.engine.runner.decode_graphs import DecodeGraphs
+    def _graphs(self) -> "StepGraphs":
+        from graftwork.engine.runner.step_graphs import StepGraphs
 
-        return DecodeGraphs(self.parts, self.gates, PinnedMemory(self.parts.builder.device), self._limits)
+        return StepGraphs(self.parts, self.gates, PinnedMemory(self.parts.builder.device), self._limits)

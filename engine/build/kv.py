@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.build.device_sizes import FrameSizer
-from graftwork.engine.build.devices import batch_limits, page_tokens_of
+from graftwork.engine.build.devices import page_tokens_of, step_tokens_of
+from graftwork.engine.build.graphs import wants_cuda_graphs
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.disk.file_format import file_bytes
@@ -47,10 +48,6 @@ class KvStorage:
 
 
 _CPU = torch.device("cpu")
-_STEPS_OF_PAGES = 3
-"""If steps overlap, a request holds the pages of three: those that the step before last has made useless, which are kept
-until the last one lands, and those of two steps that come.
-"""
 _CPU_DEVICE_BYTES = 768 * 2**20
 """Bytes of KV and adapters on a CPU, if the configuration names none."""
 
@@ -72,8 +69,7 @@ def windows_of(config: EngineConfig, model: ModelConfig, device: torch.device) -
     groups = groups_of(config, model)
     if groups.window is None:
         return None
-    overlaps = device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
-    step_tokens = batch_limits(config, device)[0] * (_STEPS_OF_PAGES if overlaps else 1)
+    step_tokens = step_tokens_of(config, device)
     return PageWindows(groups.window, groups.num_windowed, page_tokens_of(config, model), step_tokens)
 
 
@@ -94,6 +90,8 @@ def frame_sizer(
         host_pages=config.host_kv_bytes // page_bytes,
         context_pages=frames_for(model.context_tokens, page_tokens, windows),
         windows=windows,
+        step_tokens=step_tokens_of(config, device),
+        layer_window=max((window for window in model.windows if window is not None), default=0),
         reserve_share=config.kv_reserve_share,
         lora_floor_share=config.lora_floor_share,
     )
@@ -163,7 +161,9 @@ def build_page_copier(config: EngineConfig, storage: KvStorage, report: Report, 
 
 def overlaps_loads(config: EngineConfig, device: torch.device) -> bool:
     """Returns whether a step starts while its KV is still loaded from the host."""
-    return device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
+    if config.overlap_loads is not None:
+        return config.overlap_loads
+    return device.type == "cuda" and not wants_cuda_graphs(config, device)
 
 
 def _open_disk(config: EngineConfig, layout: str) -> TierStore | None:

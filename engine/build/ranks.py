@@ -258,7 +258,7 @@ def choose_ranks(settings: RankSettings, start_worker: StartWorker) -> EngineRan
                 param="tensor_parallel",
             )
         loss = "each decoding step launches its kernels one by one, and waits for several copies to the device"
-        _log.warning("decode_graphs_unavailable", extra={"reason": "tensor parallelism", "loss": loss})
+        _log.warning("cuda_graphs_unavailable", extra={"reason": "tensor parallelism", "loss": loss})
     return LeadingRank(settings, start_worker)
 
 

@@ -20,7 +20,7 @@ from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.build.attention import build_attention
 from graftwork.engine.build.devices import CudaMeter, DeviceMeter, choose_dtype, load_weights, scheduler_limits
-from graftwork.engine.build.graphs import GraphBuild, cuda_graphs, wants_decode_graphs
+from graftwork.engine.build.graphs import GraphBuild, cuda_recorder, wants_cuda_graphs
 from graftwork.engine.build.kv import KvStorage, frame_sizer
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.row_ops import build_row_ops
@@ -49,6 +49,7 @@ from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPat
 from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.runner.prompt_evictor import PromptEvictor
 from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
@@ -58,8 +59,8 @@ from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from graftwork.engine.runner.decode_graphs import DecodeGraphs
     from graftwork.engine.runner.packed_forward import PackedForward, PackedParts
+    from graftwork.engine.runner.step_graphs import StepGraphs
 
 _log = logging.getLogger(__name__)
 
@@ -95,9 +96,9 @@ class RunnerParts:
         device, finder = storage.device_memory.device, SegmentFinder(adapters)
         own = self._step_parts(storage)
         packed, sampler = _packed_parts(own), self._sampler(device)
-        wants_graphs = wants_decode_graphs(self.config, device) and with_graphs
+        wants_graphs = wants_cuda_graphs(self.config, device) and with_graphs
         build = self._graph_build(packed, sampler, storage) if wants_graphs else None
-        graphs = None if build is None else build.capture(cuda_graphs(device), CudaMeter(device))
+        graphs = None if build is None else build.capture(cuda_recorder(device), CudaMeter(device))
         forward = _forward(own, packed, graphs, finder, self.spread)
         forward.paths = own.fallbacks(self.config, device)
         forward.paths.fallback_sampler = int(
@@ -113,7 +114,7 @@ class RunnerParts:
         0 if it will have none. The captured graphs are gone when the method returns.
         """
         build = self._graph_build(_packed_parts(self._step_parts(storage)), self._sampler(meter.device), storage)
-        return 0 if build is None else build.measure(cuda_graphs(meter.device), meter)
+        return 0 if build is None else build.measure(cuda_recorder(meter.device), meter)
 
     def follower(self, storage: KvStorage, adapters: ResidentAdapters) -> PlainForward:
         """Returns the forward pass of a rank above 0, which reads and writes KV in `storage`."""
@@ -158,6 +159,7 @@ class RunnerParts:
                 self._recurrent(storage),
                 self._experts(memory.device),
                 self.taps,
+                self._evictor(storage),
             ),
             build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
             BatchBuilder(
@@ -170,6 +172,12 @@ class RunnerParts:
             ),
             self.lora,
         )
+
+    def _evictor(self, storage: KvStorage) -> PromptEvictor | None:
+        """Returns what evicts prompts of requests with a budget; None for a model whose KV it does not serve."""
+        if self.limits.why_no_budgets is not None:
+            return None
+        return PromptEvictor(self.model, storage.cache, self.weights.sinks)
 
     def _experts(self, device: torch.device) -> type[ExpertBackend]:
         """Returns what computes the experts of routed layers."""
@@ -242,7 +250,7 @@ def _packed_parts(own: _StepParts) -> "PackedParts | None":
 def _forward(
     own: _StepParts,
     packed: "PackedParts | None",
-    graphs: "DecodeGraphs | None",
+    graphs: "StepGraphs | None",
     finder: SegmentFinder,
     spread: Callable[[torch.Tensor], None],
 ) -> "PlainForward | PackedForward":

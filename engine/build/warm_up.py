@@ -5,17 +5,18 @@ It also loads the kernels, which take device memory too. When it ends, only the 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
 from graftwork.engine.build.device_sizes import MeasuredDevice
 from graftwork.engine.build.devices import CudaMeter, DeviceMeter, page_tokens_of
-from graftwork.engine.build.graphs import wants_decode_graphs
+from graftwork.engine.build.graphs import wants_cuda_graphs
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer, groups_of
 from graftwork.engine.build.lora import PACK_BYTES
 from graftwork.engine.build.runner import RunnerParts
@@ -36,6 +37,9 @@ from graftwork.engine.model.projections import EXPERT_GROUPS, GroupShape, group_
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
+
+if TYPE_CHECKING:
+    from graftwork.engine.build.compile_kernels import CompilingAhead
 
 _log = logging.getLogger(__name__)
 
@@ -106,22 +110,22 @@ def _zero_experts(
 
 def begin_compiling(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> Callable[[], None]:
+) -> "CompilingAhead | None":
     """Begins to compile the kernels that this engine may launch on a GPU, where this machine has not done so before.
 
-    It happens in other processes, while the weights are loaded. Returns a function that waits for its end.
+    It happens in other processes, while the weights are loaded. Returns None if nothing is to be compiled.
     """
     parts: tuple[KernelPart, ...] = ("rows", "attention", "lora")
     are_wanted = all(config.kernels_for(part) in ("auto", "triton") for part in parts)
     is_whole = config.tensor_parallel == 1  # a rank's model has other sizes than its config.json
     if device.type != "cuda" or not are_wanted or not is_whole or find_spec("triton") is None:
-        return lambda: None
+        return None
     from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel
 
     major, minor = torch.cuda.get_device_capability(device)
     page_tokens = page_tokens_of(config, model)
     served = ServedModel(model, dtype, page_tokens=page_tokens, max_lora_rank=config.max_lora_rank)
-    return CompilingAhead(config.model, served, 10 * major + minor).wait
+    return CompilingAhead(config.model, served, 10 * major + minor)
 
 
 def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:
@@ -152,7 +156,7 @@ def measure_device(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> M
     if step_bytes is None:
         raise _too_large(parts, wanted, meter)
     graphs = 0
-    if wants_decode_graphs(parts.config, meter.device):
+    if wants_cuda_graphs(parts.config, meter.device):
         graphs = parts.graphs_bytes(_small_storage(parts, wanted, 1, meter.device), meter)
     return MeasuredDevice(str(meter.device), meter.free_bytes(), step_bytes, PACK_BYTES, graphs)
 

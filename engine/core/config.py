@@ -78,7 +78,9 @@ class EngineConfig:
     kv_object_bytes: int = 0
     """What all engines together keep in the bucket."""
     overlap_loads: bool | None = None
-    """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
+    """Whether a step starts while its KV is still loaded from the host, layer by layer. Steps by CUDA graphs cannot: all
+    rows of such a step would wait for the whole load. None means on CUDA without graphs.
+    """
     overlap_steps: bool | None = None
     """Whether the host plans the next step while the device computes this one. None means on CUDA only. Answers do not
     change. On a CPU the host is the device, so there is nothing to gain.
@@ -112,8 +114,8 @@ class EngineConfig:
     """`kernels` for attention alone: `auto`, `triton` or `torch`."""
     expert_kernels: str | None = None
     """`kernels` for the experts of routed layers alone: `auto`, `triton` or `torch`."""
-    decode_graphs: str = "auto"
-    """Whether decoding steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
+    cuda_graphs: str = "auto"
+    """Whether steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
 
     Answers do not depend on it. Capturing the graphs takes some time at the start, and memory.
     """

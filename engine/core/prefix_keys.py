@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
+from graftwork.engine.core.sampling import RollingWindow
+
 PageKey = NewType("PageKey", bytes)
 """32 bytes: SHA-256 of the cache scope and of all tokens up to the end of the page."""
 
@@ -79,6 +81,8 @@ class PrefixScope:
     public: CacheScope | None = None
     """The scope of the first `public_pages` pages; None if no page is public."""
     public_pages: int = 0
+    rolling: RollingWindow | None = None
+    """What the tokens of the prompt attend to, if that is not all before them: then pages in the middle are not kept."""
 
     def at(self, index: int) -> CacheScope:
         """Returns the cache scope of page `index` of the prompt. It decides which requests may share the page.

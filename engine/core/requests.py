@@ -90,16 +90,24 @@ SessionKey = NewType("SessionKey", str)
 """An agent session's name, unique within its isolation domain. The engine does not interpret it."""
 
 
+KvGroupKey = NewType("KvGroupKey", bytes)
+"""Names isolation domains that share limits of KV, such as the tenants of one organisation. It is a digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class KvLimits:
-    """How many bytes of cached KV one isolation domain may keep on each tier. None means no limit.
+    """How many bytes of cached KV one isolation domain may keep on each tier, and all domains of its group together.
 
-    If a domain exceeds a limit, some of its pages move to a lower tier or are dropped. A request is never refused
-    because of these limits.
+    None means no limit. If a domain or a group exceeds a limit, some of its pages move to a lower tier or are dropped. A
+    request is never refused because of these limits.
     """
 
     device_bytes: int | None = None
     host_bytes: int | None = None
+    group: KvGroupKey | None = None
+    """The group of the domain; None for a domain that shares no limit."""
+    group_device_bytes: int | None = None
+    group_host_bytes: int | None = None
 
 
 NO_KV_LIMITS = KvLimits()

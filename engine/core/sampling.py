@@ -68,12 +68,32 @@ DEFAULT_SINKS = 4
 """The first tokens that a request with a rolling window still sees, if it names no number. Source: StreamingLLM."""
 
 
+SMALLEST_KV_BUDGET = 64
+"""The smallest number of tokens that a prompt may be reduced to."""
+MOST_ROLLING_TOKENS = 1 << 20
+"""The longest text of a request with a rolling window: a process keeps all its token ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class RollingWindow:
     """Which tokens a token attends to: the first `sinks` of the text, and the last `window` up to itself."""
 
     sinks: int
     window: int
+
+    def seen_of(self, num_tokens: int) -> int:
+        """Returns how many of the first `num_tokens` tokens the next one attends to."""
+        return min(num_tokens, self.sinks + self.window - 1)
+
+    def longest_text(self, context_tokens: int) -> int:
+        """Returns the most tokens of prompt and answer together, of a model with a context of `context_tokens`.
+
+        The distances that a model meets are those of what is seen, so the text may be longer than the context if that fits
+        into it. Source: StreamingLLM, section 3.2.
+        """
+        return (
+            max(context_tokens, MOST_ROLLING_TOKENS) if self.sinks + self.window <= context_tokens else context_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +170,15 @@ class SamplingParams:
             le=1 << 30,
         ),
     )
+    kv_budget: int | None = field(
+        default=None,
+        metadata=_described(
+            "Keep the KV of about so many tokens of the prompt, those that its end attends to most, and answer from these; "
+            "None: of all.",
+            ge=SMALLEST_KV_BUDGET,
+            le=1 << 30,
+        ),
+    )
     choice: int = field(
         default=0,
         metadata=_described("The number of this answer among those to one prompt; each draws its own noise.", ge=0),
@@ -187,6 +216,10 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be {allowed}.", param=name)
         if not all(math.isfinite(bias) for _, bias in self.logit_bias):
             raise InvalidRequest("Each bias in logit_bias must be a finite number.", param="logit_bias")
+        if self.kv_budget is not None and self.attention_window is not None:
+            raise InvalidRequest(
+                "kv_budget and attention_window are two ways to forget: send one of them.", param="kv_budget"
+            )
         if self.attention_sinks is not None and self.attention_window is None:
             raise InvalidRequest(
                 "attention_sinks has no effect without attention_window: send both, or neither.",

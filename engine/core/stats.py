@@ -210,12 +210,12 @@ class EngineStats(EngineCounters):
     """On a GPU these rows are slow: the kernels did not pass their self-test, or the experts are quantised."""
     graph_steps: int = field(default=0, metadata=_steps("graph", "decoding"))
     """Steps that one launch of a CUDA graph has computed. Trial steps at the engine's start count too."""
+    graph_prompt_steps: int = field(default=0, metadata=_steps("graph", "prompt"))
+    """Such steps in which some rows are of a prompt."""
     eager_chunk_steps: int = field(default=0, metadata=_steps("eager", "prompt"))
-    """Eager steps, whose kernels are launched one by one. In these, some rows are of a prompt."""
+    """Eager steps, whose kernels are launched one by one. These have rows of a prompt, and more rows than any graph."""
     eager_score_steps: int = field(default=0, metadata=_steps("eager", "scores"))
     """Eager steps that report log probabilities of a prompt."""
-    eager_load_steps: int = field(default=0, metadata=_steps("eager", "loads"))
-    """Eager steps whose layers wait for loads of KV."""
     eager_adapter_steps: int = field(default=0, metadata=_steps("eager", "adapters"))
     """Eager steps in which torch applies an adapter."""
     eager_row_steps: int = field(default=0, metadata=_steps("eager", "rows"))

@@ -9,7 +9,7 @@ The scheduler makes the plan, and the runner executes it. Never imports torch. I
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +77,16 @@ class ScoreSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEviction:
+    """What a step keeps of a prompt that ends in it (see kv_budget.py)."""
+
+    num_kept: int
+    """The tokens that each KV head keeps."""
+    targets: tuple[PageId, ...]
+    """The pages that their KV is copied to."""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowTables:
     """The page tables of one request in the layer groups that keep only a window."""
 
@@ -99,7 +109,7 @@ class RequestSlice:
     start: int
     """Position of the first token. The KV of all tokens before it is in `pages`."""
     pages: tuple[PageId, ...]
-    """The first ceil((start + num_tokens) / page_tokens) pages of the request, in order."""
+    """The first ceil((start + num_tokens) / page_tokens) pages of the request, in order, without those given up."""
     adapters: tuple[AdapterUse, ...]
     """The adapters of the request, sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
@@ -120,6 +130,14 @@ class RequestSlice:
     """Which tokens the tokens of this slice attend to; None for all before each."""
     place: int = 0
     """The request's place in the batch: a number that no other running request has, from 0 on."""
+    num_given_up: int = 0
+    """The pages that a request with a rolling window, after those of the sinks, or with a budget has given up. They are not in
+    `pages`.
+    """
+    is_compacted: bool = False
+    """Whether `pages` have what was kept of the prompt, one token after another, and then the tokens after it."""
+    eviction: KvEviction | None = None
+    """What is kept of the prompt, if it ends in this step and the request has a budget."""
     windows: WindowTables | None = None
     """The pages of the layer groups that keep only a window; None if the model has one group.
 
@@ -148,9 +166,11 @@ class RequestSlice:
         put(self, "known_end", self.start + num_tokens - num_drafts)
 
     def table(self, group: int) -> tuple[int, tuple[PageId, ...]]:
-        """Returns the page table of a layer group, and the number of pages of the request that come before it."""
+        """Returns the page table of a layer group, and the number of pages of the request that come before it. A page of the
+        first group stands so many places earlier than in the text, unless it is one of the sinks.
+        """
         if group == 0 or self.windows is None:
-            return 0, self.pages
+            return self.num_given_up, self.pages
         return self.windows.first, self.windows.tables[group - 1]
 
     @property
@@ -160,9 +180,25 @@ class RequestSlice:
         return [*self.pages, *(page for table in windowed for page in table)]
 
     @property
+    def num_before(self) -> int:
+        """The number of tokens before `start` that the first token attends to."""
+        return self.start if self.rolling_window is None else self.rolling_window.seen_of(self.start)
+
+    @property
     def reads_prompt(self) -> bool:
-        """Whether the step must return something about the hidden states of the prompt, besides tokens."""
-        return self.scores is not None or self.pool is not None
+        """Whether the step must do something with the prompt, besides sampling, before the next step can be planned: return
+        something about its hidden states, or evict its KV.
+        """
+        return self.scores is not None or self.pool is not None or self.eviction is not None
+
+    def in_places(self, page_tokens: int) -> "RequestSlice":
+        """Returns the slice as attention sees it: positions are places in `pages`. They differ if some are given up and the
+        others have moved up.
+        """
+        if not self.is_compacted:
+            return self
+        start = self.start - self.num_given_up * page_tokens
+        return replace(self, start=start, num_given_up=0, is_compacted=False)
 
     @property
     def draft_token_ids(self) -> tuple[int, ...]:
@@ -223,9 +259,10 @@ class PromptWork:
     """Pairs of a token and a position that it attends to."""
 
     @classmethod
-    def of(cls, start: int, tokens: int) -> "PromptWork":
-        """Returns the work of `tokens` tokens from position `start` on."""
-        return cls(tokens, tokens * (start + tokens / 2))
+    def of(cls, start: int, tokens: int, window: RollingWindow | None = None) -> "PromptWork":
+        """Returns the work of `tokens` tokens from position `start` on, which attend to all before them or to a window."""
+        mean = start + tokens / 2
+        return cls(tokens, tokens * (mean if window is None else min(mean, window.sinks + window.window)))
 
     def plus(self, other: "PromptWork") -> "PromptWork":
         return PromptWork(self.tokens + other.tokens, self.attended + other.attended)

@@ -8,12 +8,18 @@ The log-probabilities of the parent wait in a file, because two large models may
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import torch
+
+Take = Callable[[int, torch.Tensor], None]
+"""Takes the number of a row, counted over all texts from 0, and the log-probabilities from this row on: [rows, vocab] in
+fp32 on the CPU. A row has those of the token after a token of the text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class LikelihoodMeter:
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         self._following = torch.tensor([token_id for text in texts for token_id in text[1:]])
         self._sum = 0.0
+        self._num_taken = 0
 
     @property
     def num_rows(self) -> int:
@@ -65,12 +72,30 @@ class LikelihoodMeter:
     def take(self, first: int, rows: torch.Tensor) -> None:
         """Adds rows, from the row `first` on: [rows, vocab] log-probabilities."""
         own = rows.gather(1, self._following[first : first + len(rows), None])
+        self._num_taken += len(rows)
         self._sum -= float(own.double().sum())
 
     def figures(self) -> TextFigures:
-        """Returns the figures of all rows. The perplexity of a broken model may be infinite or no number."""
-        mean = self._sum / self.num_rows
-        return TextFigures(self.num_rows, math.exp(mean) if mean < 700 else math.inf)
+        """Returns the figures of the rows that were taken. The perplexity of a broken model may be infinite or no number."""
+        mean = self._sum / self._num_taken
+        return TextFigures(self._num_taken, math.exp(mean) if mean < 700 else math.inf)
+
+
+class RowsFrom:
+    """Passes on only the rows of each text from some position on."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], starts: Sequence[int], take: Take) -> None:
+        """`starts` has the first position that counts of each text."""
+        bases = list(accumulate((len(text) - 1 for text in texts), initial=0))
+        self._counts = torch.zeros(bases[-1], dtype=torch.bool)
+        for base, end, start in zip(bases, bases[1:], starts, strict=False):
+            self._counts[base + start : end] = True
+        self._take = take
+
+    def take(self, first: int, rows: torch.Tensor) -> None:
+        """Takes rows, from the row `first` on: [rows, vocab] log-probabilities."""
+        for run in torch.nonzero(self._counts[first : first + len(rows)])[:, 0].tolist():
+            self._take(first + run, rows[run : run + 1])
 
 
 class DivergenceMeter:

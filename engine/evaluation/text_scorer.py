@@ -6,6 +6,7 @@ The model runs as it is served: with the engine's kernels, dtype and cache, one 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -14,16 +15,13 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import RollingWindow, SamplingParams
+from graftwork.engine.evaluation.comparison import Take
+from graftwork.engine.evaluation.forced_decoding import ForcedRunner, prompt_tokens
 from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import Stop, SubmitRequest
 from graftwork.platform.errors import GraftworkError, NotFound
 from graftwork.platform.ids import IsolationDomain, RequestId
-
-Take = Callable[[int, torch.Tensor], None]
-"""Takes the number of a row, counted over all texts from 0, and the log-probabilities from this row on: [rows, vocab] in
-fp32 on the CPU. A row has those of the token after a token of the text.
-"""
 
 _WITHIN_S = 600.0
 """The longest time for which the engine waits for a copy of its own."""
@@ -39,9 +37,13 @@ class NoAdapters:
 class TextScorer:
     """One model, loaded as an engine would serve it. Close it to free its memory."""
 
-    def __init__(self, config: EngineConfig, window: RollingWindow | None = None) -> None:
-        """Loads the model. With a window, its tokens attend to no others. Raises InvalidRequest if it cannot be served."""
-        self._window = window
+    def __init__(self, config: EngineConfig, window: RollingWindow | None = None, kv_budget: int | None = None) -> None:
+        """Loads the model. With a window, its tokens attend to no others; with a budget, the end of each text is decoded from
+        what is kept of its beginning. Raises InvalidRequest if it cannot be served.
+        """
+        self._window, self._kv_budget = window, kv_budget
+        if kv_budget is not None:
+            config = replace(config, max_draft_tokens=0, overlap_steps=False)
         self._engine: Engine = build_engine(config, lambda _: NoAdapters(), costs=CostTracker(UNMEASURED))
         self._failure: GraftworkError | None = None
         self._is_over = False
@@ -67,11 +69,14 @@ class TextScorer:
 
         `told` gets the number of tokens of each text when it is done. Raises the engine's error.
         """
+        if self._kv_budget is not None:
+            self._decode(texts, take, told, self._kv_budget)
+            return
         scorer, row = self._engine.runner.scorer, 0
         for number, text in enumerate(texts):
             scorer.observer = lambda position, rows, base=row: take(base + position, rows.float().cpu())
             try:
-                self._run(number, text)
+                self._run(number, text, _sampling(self._window))
             finally:
                 scorer.observer = None
             row += len(text) - 1
@@ -82,13 +87,28 @@ class TextScorer:
         self._engine.loop.inbox.put(Stop())
         self._engine.loop.run()
 
-    def _run(self, number: int, text: Sequence[int]) -> None:
+    def _decode(self, texts: Sequence[Sequence[int]], take: Take, told: Callable[[int], None], kv_budget: int) -> None:
+        """Decodes the end of each text with the text's own tokens, and passes on what the model expects there."""
+        forced, row = ForcedRunner(self._engine.runner), 0
+        self._engine.loop.steps.runner = forced
+        for number, text in enumerate(texts):
+            start = prompt_tokens(len(text))
+            sampling = SamplingParams(
+                max_tokens=len(text) - start, temperature=0.0, ignore_eos=True, kv_budget=kv_budget
+            )
+            forced.text = (*text, 0)  # the last token is followed by any
+            forced.take = partial(_take_known, take, row, len(text) - 1)
+            self._run(number, text[:start], sampling)
+            row += len(text) - 1
+            told(len(text))
+
+    def _run(self, number: int, text: Sequence[int], sampling: SamplingParams) -> None:
         loop = self._engine.loop
         self._is_over = False
         request = EngineRequest(
             request_id=RequestId(f"text_{number}"),
             prompt_token_ids=tuple(text),
-            sampling=_sampling(self._window),
+            sampling=sampling,
             domain=IsolationDomain(number.to_bytes(8, "big")),
         )
         loop.take(SubmitRequest(request, self._hear))
@@ -105,6 +125,12 @@ class TextScorer:
             if isinstance(output.event, GraftworkError):
                 self._failure = output.event
             self._is_over = self._is_over or output.is_last
+
+
+def _take_known(take: Take, base: int, num_known: int, position: int, rows: torch.Tensor) -> None:
+    """Passes on what the model expects after a token of a text, if the text says what follows it."""
+    if position < num_known:
+        take(base + position, rows)
 
 
 def _sampling(window: RollingWindow | None) -> SamplingParams:

@@ -205,7 +205,9 @@ class RowPlaces:
 class HeadNorm:
     """The norms of the heads of queries and keys, and of those of values if there are rows for them."""
 
-    weight: torch.Tensor  # [heads + kv_heads, head_dim] or [heads + 2 * kv_heads, head_dim]; [heads, head_dim] for queries
+    weight: (
+        torch.Tensor
+    )  # [heads + kv_heads, head_dim] or [heads + 2 * kv_heads, head_dim]; [heads, head_dim] for queries
     epsilon: float
     kind: str = "rms"
     """A NormKind: "rms" or "rms_rounded_once"."""

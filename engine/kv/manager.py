@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits, SessionUse
+from graftwork.engine.core.requests import KvFileKey, KvLimits, SessionUse
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.eviction_policy import EvictionPolicy
@@ -24,12 +25,14 @@ from graftwork.engine.kv.index.eviction_queue import Ranking
 from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.index.page_store import DiskPages, NoDisk, PageStore
 from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node
+from graftwork.engine.kv.index.rolling_pages import RollingPages
 from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.prompt_leases import PromptLeases
 from graftwork.engine.kv.session_index import SessionIndex, SessionRecord
 from graftwork.engine.kv.transfer.loader import PageAllocation, PageLoader, PrefixMatch, TokenPath
 from graftwork.engine.kv.transfer.offloader import PageOffloader
 from graftwork.engine.kv.transfer.plan import CopyEngine, TransferDone, TransferKind, domain_digest
+from graftwork.engine.kv.transfer.rolling_prefixes import RollingPrefixes
 from graftwork.platform.clock import Clock
 
 
@@ -65,6 +68,7 @@ class KvCacheManager:
         self.page_store = PageStore(sizes, ranking or policy.rank, lower.disk, clock)
         self.prompt_leases = PromptLeases(self.page_store, clock)
         self._loader = PageLoader(self.page_store, lower.copies, lower.costs)
+        self._rolling = RollingPrefixes(self.page_store)
         has_disk = not isinstance(lower.disk, NoDisk)
         self.offloader = PageOffloader(self.page_store, lower.copies, self.sessions.is_in_history, has_disk=has_disk)
 
@@ -79,13 +83,20 @@ class KvCacheManager:
         continued. Changes nothing.
         """
         found = self.cached(path)
+        if found.rolling is not None:
+            return found
         return found.first(self.page_store.windows.usable_pages(found.nodes, found.disk_keys, len(found)))
 
     def cached(self, path: TokenPath) -> PrefixMatch:
-        """Returns all cached pages of a prompt. Pages of windowed layer groups may be missing beside the last ones."""
+        """Returns all cached pages of a prompt. Pages of windowed layer groups may be missing beside the last ones. With a
+        rolling window, returns only the pages with which the prompt can be continued.
+        """
+        rolling = self._rolling_pages(path)
+        if rolling is not None:
+            return self._rolling.match(path, rolling)
         nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys))
         on_disk: list[PageKey] = []
-        for key in self._keys_after(path, nodes):
+        for key in path.keys(self.page_tokens, len(nodes)):
             if not self._disk.holds(key):
                 break
             on_disk.append(key)
@@ -101,18 +112,41 @@ class KvCacheManager:
         """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
-            self._record_use(path, self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys), session)
+            self._record_use(path, self._walk(path, match), session)
         return allocation
 
-    def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
+    def _walk(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
+        """Returns the nodes of a prompt's cached pages, of which `match` has found some, after they were allocated."""
+        if match.rolling is None:
+            return self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
+        found = (self.page_store.tree.find(key) for _, _, key in match.places())
+        return [node for node in found if node is not None]
+
+    def walk(self, path: TokenPath) -> list[Node]:
+        """Returns the nodes of the longest cached prefix of a text, first page first: of the pages that are kept of it, with a
+        rolling window.
+        """
+        rolling = self._rolling_pages(path)
+        if rolling is None:
+            return self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
+        found = map(self.page_store.tree.find, self._rolling.kept_keys(path, rolling))
+        return [node for node in found if node is not None]
+
+    def _rolling_pages(self, path: TokenPath) -> RollingPages | None:
+        return self.page_store.sizes.rolling_pages(path.scope.rolling)
+
+    def has_room(
+        self, match: PrefixMatch, num_tokens: int, spare_pages: int, window: RollingWindow | None = None
+    ) -> bool:
         """Returns whether enough device pages are free or can be evicted.
 
         Enough means: pages for the first `num_tokens` tokens of a prompt, and for `spare_pages` pages of tokens more. Pages of `match` that
-        other requests use now are not counted, because the new request can share them.
+        other requests use now are not counted, because the new request can share them. `window` is the prompt's rolling
+        window.
         """
         pool, sizes = self.page_store.device, self.page_store.sizes
         in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)
-        wanted = sizes.frames_for(num_tokens) - in_use + spare_pages * sizes.frames_of_page
+        wanted = sizes.frames_for(num_tokens, window) - in_use + spare_pages * sizes.frames_of_page
         return self.page_store.could_allocate(Tier.DEVICE, wanted)
 
     def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
@@ -126,15 +160,24 @@ class KvCacheManager:
         return page_store.device.allocate(num_pages)
 
     def insert(
-        self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None, windows: WindowPages | None = None
+        self,
+        path: TokenPath,
+        pages: Sequence[PageId],
+        session: SessionUse | None,
+        windows: WindowPages | None = None,
+        num_given_up: int = 0,
     ) -> list[Node]:
         """Adds the pages of computed tokens to the prefix tree. Leaves out a last page that is not full.
 
-        `windows` are the request's pages of windowed layer groups. Returns the nodes of `pages`. The request still holds
-        its own pages.
+        `windows` are the request's pages of windowed layer groups, and `num_given_up` the pages that are not in `pages`
+        because of its rolling window. Returns the nodes of `pages`. The request still holds its own pages.
         """
-        nodes = self.page_store.tree.insert(path.scope, path.keys(self.page_tokens), pages, path.domain)
-        if windows is not None:
+        rolling = self._rolling_pages(path)
+        if rolling is not None:
+            nodes = self._rolling.insert(path, pages, rolling, num_given_up, windows)
+        else:
+            nodes = self.page_store.tree.insert(path.scope, path.keys(self.page_tokens), pages, path.domain)
+        if windows is not None and rolling is None:
             self.page_store.windows.insert(nodes, windows)
             fallen = self.page_store.windows.mark_tails(nodes, self.sessions.num_histories)
             self.page_store.requeue_nodes(fallen)
@@ -164,7 +207,10 @@ class KvCacheManager:
     def _deduplicate_windows(self, nodes: Sequence[Node], windows: WindowPages) -> list[PageId]:
         """Does what `deduplicate` does, for the pages of windowed layer groups. Returns the pages that were replaced."""
         replaced: list[PageId] = []
-        for place, (node, frames) in enumerate(zip(nodes[windows.first :], windows.frames, strict=False)):
+        num_given_up = nodes[-1].depth + 1 - len(nodes) if nodes else 0
+        for place, (node, frames) in enumerate(
+            zip(nodes[windows.first - num_given_up :], windows.frames, strict=False)
+        ):
             beside = [self.page_store.tree.window_of(node, group) for group in range(len(frames))]
             shared = [
                 frame if one is None or one.is_loading or one.device is None else one.device
@@ -197,11 +243,17 @@ class KvCacheManager:
 
         Pages that only the former history contained are evicted earlier from now on.
         """
-        nodes = self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
-        keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
+        keys = self._history_keys(path)
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
         self.page_store.requeue(followed.superseded)
         return followed.record
+
+    def _history_keys(self, path: TokenPath) -> list[PageKey]:
+        """Returns the keys of the pages from which a text can be continued: of all its whole pages, or of those that are kept
+        with a rolling window.
+        """
+        rolling = self._rolling_pages(path)
+        return list(path.keys(self.page_tokens)) if rolling is None else self._rolling.kept_keys(path, rolling)
 
     def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
         """Gives the pages of a session a lease: until the lease ends, pages without a lease are evicted first."""
@@ -214,8 +266,8 @@ class KvCacheManager:
         `path` is the session's history. Pages that another session's history contains, or that a request without a
         session has used, are kept.
         """
-        nodes = self.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
-        own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]
+        nodes = {key: self.page_store.tree.find(key) for key in path.keys(self.page_tokens)}
+        own = [key for key, node in nodes.items() if node is None or not node.outlives_sessions]
         keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
         self.page_store.forget(key for key in keys if not self.sessions.is_in_history(key))
         self._copies.sweep()
@@ -228,7 +280,7 @@ class KvCacheManager:
         """
         self.sessions.remove_domain(domain)
         self.prompt_leases.forget_domain(domain)
-        self.page_store.set_limits(domain, NO_KV_LIMITS)
+        self.page_store.limits.forget(domain)
         tree = self.page_store.tree
         for node in [*tree.nodes_on(Tier.DEVICE), *tree.nodes_on(Tier.HOST)]:
             if node.domain == domain and node.in_tree:
@@ -245,10 +297,10 @@ class KvCacheManager:
             self._copies.sweep()
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets the most bytes that the KV pages of `domain` (usually one tenant) may take on each tier, and enforces
-        these limits.
+        """Sets the most bytes that the KV pages of `domain` (usually one tenant) and of its group may take on each tier,
+        and enforces these limits.
         """
-        self.page_store.set_limits(domain, limits)
+        self.page_store.limits.set(domain, limits)
         self.offloader.enforce_limits(domain)
 
     def enforce_limits(self, domain: Domain) -> None:
@@ -261,13 +313,19 @@ class KvCacheManager:
         self.offloader.enforce_limits(domain)
 
     def offload(
-        self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None, windows: WindowPages | None = None
+        self,
+        path: TokenPath,
+        pages: Sequence[PageId],
+        session: SessionUse | None,
+        windows: WindowPages | None = None,
+        num_given_up: int = 0,
     ) -> None:
         """Ends a running request's use of its device pages, so that the request can continue later.
 
-        Adds the computed pages to the prefix tree, releases them, and starts to copy them to the host.
+        Adds the computed pages to the prefix tree, releases them, and starts to copy them to the host. The parameters are
+        those of `insert`.
         """
-        nodes = self.insert(path, pages, session, windows)
+        nodes = self.insert(path, pages, session, windows, num_given_up)
         self.release(pages if windows is None else [*pages, *windows.all_frames])
         self.offloader.save(nodes)
 
@@ -308,7 +366,7 @@ class KvCacheManager:
         Returns None if no page is missing, or if no reason is known.
         """
         size = self.page_tokens
-        key = next(iter(self._keys_after(path, match.nodes, len(match))), None)
+        key = next(iter(path.keys(size, len(match))), None)
         if key is None:
             return None
         lost = self.page_store.eviction_reason(key)
@@ -326,14 +384,12 @@ class KvCacheManager:
             return MissReason.ADAPTER_CHANGED
         if not record.keys:
             return MissReason.RESTARTED
-        own = [*(node.key for node in match.nodes), *self._keys_after(path, match.nodes)]
+        own = self._history_keys(
+            TokenPath(path.scope, path.token_ids[: session.history_tokens], path.domain, path.known_keys)
+        )
         shared = sum(mine == theirs for mine, theirs in zip(own, record.keys, strict=False))
         edited = shared < min(len(record.keys), session.history_tokens // self.page_tokens)
         return MissReason.HISTORY_EDITED if edited else MissReason.EVICTED_PRESSURE
-
-    def _keys_after(self, path: TokenPath, nodes: Sequence[Node], start: int | None = None) -> Iterable[PageKey]:
-        """Returns the keys of the path's whole pages after `nodes`, or only from page `start` on."""
-        return path.keys(self.page_tokens, len(nodes) if start is None else max(start, len(nodes)))
 
     def check_integrity(self) -> None:
         """Checks the page store, the session index, the leases of prompts, the loader and the offloader."""

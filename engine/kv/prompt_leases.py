@@ -52,7 +52,7 @@ class PromptLeases:
         if request.cache_ttl_s is None or request.session is not None:
             return
         prompt_pages = len(request.prompt_token_ids) // self._page_store.sizes.page_tokens
-        own = [node for node in nodes[:prompt_pages] if node.domain != PUBLIC]
+        own = [node for node in nodes[:prompt_pages] if node.domain != PUBLIC and node.depth < prompt_pages]
         own = own[: self._page_store.reserve_pages(Tier.DEVICE)]
         if not own:
             return

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from graftwork.engine.core.requests import SessionUse
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
+from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.kv.index.radix_tree import Domain, Lease
+from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_index import SessionRecord
 from graftwork.engine.kv.transfer.loader import TokenPath
@@ -111,7 +112,7 @@ class SessionCache:
 
     def _hold(self, path: TokenPath, use: SessionUse, command: SessionCommand) -> None:
         record = self._kv_cache.set_history(path, use)
-        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
+        nodes = self._kv_cache.walk(path)
         self._end_wait(record, set(record.tools))
         if command.waits:
             domain, expected_ms = path.domain.hex(), {wait.tool: wait.expected_ms for wait in command.waits}
@@ -119,8 +120,8 @@ class SessionCache:
             probability = self._lease_model.return_probability(domain, expected_ms, 0.0, seconds)
             record.waiting_since, record.tools = self._clock.monotonic(), tuple(expected_ms)
             self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + seconds, probability))
-        if nodes:
-            self._kv_cache.page_store.requeue_path(nodes[-1])  # the lease that `begin_turn` gave has ended
+        for node in [*(node for node in nodes[:-1] if node.is_apart), *nodes[-1:]]:
+            self._kv_cache.page_store.requeue_path(node)  # the lease that `begin_turn` gave has ended
         self._kv_cache.offloader.save(nodes)
         self._kv_cache.offloader.store(nodes)
 
@@ -139,9 +140,19 @@ class SessionCache:
         if record.lease is not None:
             record.lease.until = min(record.lease.until, self._clock.monotonic())
             self._kv_cache.page_store.requeue(record.keys)
-        nodes = self._kv_cache.page_store.tree.walk(path.scope, path.token_ids, path.known_keys)
+        nodes = self._kv_cache.walk(path)
+        if path.scope.rolling is not None:
+            self._forget_left_behind(record)
         self._kv_cache.offloader.suspend(nodes)
         self._kv_cache.offloader.store(nodes)
+
+    def _forget_left_behind(self, record: SessionRecord) -> None:
+        """Removes the pages that a session with a rolling window has seen roll by. They stand beside those of its history, so
+        they would keep the sinks on the device.
+        """
+        found = ((key, self._kv_cache.page_store.tree.find(key)) for key in record.abandoned)
+        left = [key for key, node in found if node is not None and node.is_apart]
+        self._kv_cache.page_store.forget(key for key in left if not self._kv_cache.sessions.is_in_history(key))
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
         """Records how long the answered tools took. When the session waits for no further tool, its lease ends."""
@@ -160,8 +171,8 @@ class SessionCache:
     def _report(self, path: TokenPath, use: SessionUse) -> SessionMemory:
         match = self._kv_cache.match(path)
         size, page_bytes = self._kv_cache.page_tokens, self._kv_cache.page_store.sizes.page_bytes
-        below = [node for node in match.nodes if node.device is None or node.is_loading]
-        device, host = len(match.nodes) - len(below), sum(node.host is not None for node in below)
+        tiers = match.tiers(_readable_on)
+        device, host = tiers.count(Tier.DEVICE), tiers.count(Tier.HOST)
         page_store, cached = self._kv_cache.page_store, self._kv_cache.cached(path)
         pages = page_store.windows.of(cached.nodes)  # of all layer groups
         on_device = sum(node.device is not None and not node.is_loading for node in pages)
@@ -181,3 +192,12 @@ class SessionCache:
             disk_bytes=on_disk * page_bytes,
             lease_s=left if left is not None and left > 0 else None,
         )
+
+
+def _readable_on(node: Node | None) -> Tier:
+    """Returns the nearest tier from which a cached page can be read now."""
+    if node is None:
+        return Tier.DISK
+    if node.device is not None and not node.is_loading:
+        return Tier.DEVICE
+    return Tier.HOST if node.host is not None else Tier.DISK

@@ -29,14 +29,22 @@ class RotaryTable:
         self.is_interleaved = rope.is_interleaved
         self.rotated = both.shape[1]
         """The number of features of each head that are rotated: the first ones."""
+        self._frequencies, self._factor = frequencies.to(device), rope.attention_factor
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: torch.Tensor, *, has_far: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the cosines and the sines of the given positions.
 
         positions: [num_tokens]. Each of the two results is [num_tokens, 1, rotated features], so that it broadcasts over
-        heads.
+        heads. With `has_far`, positions may be behind the context, as those of texts with a rolling window.
         """
-        return self.cosines[positions].unsqueeze(1), self.sines[positions].unsqueeze(1)
+        if not has_far:
+            return self.cosines[positions].unsqueeze(1), self.sines[positions].unsqueeze(1)
+        end = len(self.cosines)
+        near, is_near = positions.clamp(max=end - 1), (positions < end)[:, None]
+        cos, sin = turns(positions, self._frequencies, is_interleaved=self.is_interleaved)
+        both = (self.cosines[near], cos * self._factor), (self.sines[near], sin * self._factor)
+        cosines, sines = (torch.where(is_near, table, far).unsqueeze(1) for table, far in both)
+        return cosines, sines
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotates queries or keys by their positions' cosines and sines. Computes in fp32.
@@ -58,10 +66,21 @@ class RotaryTurn:
 
         x: [num_tokens, heads, head_dim], rotated; distances: [num_tokens]. The result is fp32.
         """
-        angles = torch.outer(distances.float(), self._frequencies)
-        both = angles.repeat_interleave(2, dim=1) if self._is_interleaved else torch.cat([angles, angles], dim=1)
-        cos, sin = both.cos().unsqueeze(1), both.sin().unsqueeze(1)
-        return _turned(x.float(), cos, -sin, both.shape[1], is_interleaved=self._is_interleaved)
+        cos, sin = turns(distances, self._frequencies, is_interleaved=self._is_interleaved)
+        turned = cos.unsqueeze(1), -sin.unsqueeze(1)
+        return _turned(x.float(), *turned, cos.shape[1], is_interleaved=self._is_interleaved)
+
+
+def turns(
+    positions: torch.Tensor, frequencies: torch.Tensor, *, is_interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the cosines and the sines of the angles of any positions, fp32 [num_tokens, rotated features].
+
+    Angles are fp64: those of positions in the millions would lose the last digits that distances need.
+    """
+    angles = torch.outer(positions.double(), frequencies.double())
+    both = angles.repeat_interleave(2, dim=1) if is_interleaved else torch.cat([angles, angles], dim=1)
+    return both.cos().float(), both.sin().float()
 
 
 def _turned(
@@ -95,9 +114,12 @@ class RotaryTables:
         }
         return cls(tuple(None if rope is None else tables[rope] for rope in model.ropes))
 
-    def at(self, positions: torch.Tensor) -> dict[RotaryTable, tuple[torch.Tensor, torch.Tensor]]:
+    def at(
+        self, positions: torch.Tensor, *, has_far: bool = False
+    ) -> dict[RotaryTable, tuple[torch.Tensor, torch.Tensor]]:
         """Returns the cosines and the sines of the given positions in each table (see RotaryTable.at)."""
-        return {table: table.at(positions) for table in dict.fromkeys(self.by_layer) if table is not None}
+        tables = (table for table in dict.fromkeys(self.by_layer) if table is not None)
+        return {table: table.at(positions, has_far=has_far) for table in tables}
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig, context_tokens: int) -> torch.Tensor:

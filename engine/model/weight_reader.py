@@ -5,6 +5,7 @@ hold several projections as one tensor, such as `qkv_proj`: this reader gives th
 The weight of a linear layer may be several tensors, if it is quantised: `linear` gives it whole.
 """
 
+import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+_MOST_LOADING_THREADS = 4
+"""With more, a disk or the memory is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,12 @@ def skip_zero_bias(reader: TensorSource, module: str, size: int) -> None:
             "one of the two belongs to another model.",
             param="model",
         )
+
+
+def loading_threads() -> int:
+    """Returns how many threads load layers: as many as the process has cores for, each with torch's own threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST_LOADING_THREADS, cores // torch.get_num_threads()))
 
 
 class WeightReader:

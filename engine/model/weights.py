@@ -5,6 +5,7 @@ tensor in the folder: a tensor that the model does not use is an error.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from graftwork.engine.model.projections import (
     joined_projections,
     least_width,
 )
-from graftwork.engine.model.weight_reader import TensorSource, WeightReader, skip_zero_bias
+from graftwork.engine.model.weight_reader import TensorSource, WeightReader, loading_threads, skip_zero_bias
 from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
@@ -146,17 +147,6 @@ class DecoderWeights:
         if self.streams is not None:
             yield from self.streams.linears
 
-    def pack(self) -> None:
-        """Stores the weights of all linear layers in blocks, where that is faster (see Linear.pack).
-
-        If the output head shares its weight with the embedding, the head gets a copy of its own. Products have no more
-        rows at once than keep the bits of a row on this machine.
-        """
-        for linear in (self.head, *self._linears):
-            rules = BatchInvariance.of(linear.dtype, linear.device)
-            linear.limit_rows(rules.rows_at_once(linear.in_features))
-            linear.pack()
-
 
 def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
     """Opens the weight files of a model. `config` is the whole model. Raises InvalidRequest as WeightReader does."""
@@ -169,14 +159,24 @@ def load_decoder_weights(
 ) -> DecoderWeights:
     """Reads all weights of a model onto the device, in `dtype`. Joins linear layers with the same input.
 
+    Several threads read layers at the same time, because one of them copies more slowly than memory can. The weights of
+    linear layers are stored in blocks, where that is faster (see Linear.pack): an output head that shares its weight with
+    the embedding then has a copy of its own. Products have no more rows at once than keep the bits of a row on this machine.
+
     Raises InvalidRequest if a tensor is missing, has another shape, or is not part of the model. The error names the
     tensor.
     """
     tensors = _TensorReader(reader, config, device, dtype, StepKinds())
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    with ThreadPoolExecutor(loading_threads(), thread_name_prefix="weights") as threads:
+        try:
+            layers = tuple(threads.map(tensors.packed_layer, range(config.num_layers)))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
     weights = DecoderWeights(
         embedding=embedding,
-        layers=tuple(tensors.layer(index) for index in range(config.num_layers)),
+        layers=layers,
         layer_shapes=tuple(map(config.layer_shapes, range(config.num_layers))),
         norm=tensors.norm("model.norm", config.hidden_size),
         head=joined_linear([tensors.head(embedding)], None, dtype, StepKinds()),
@@ -185,8 +185,14 @@ def load_decoder_weights(
     )
     _refuse_leftovers(reader, config)
     reader.close()
-    weights.pack()
+    for linear in (weights.head, *(() if weights.streams is None else weights.streams.linears)):
+        _pack(linear)
     return weights
+
+
+def _pack(linear: AnyLinear) -> None:
+    linear.limit_rows(BatchInvariance.of(linear.dtype, linear.device).rows_at_once(linear.in_features))
+    linear.pack()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +232,13 @@ class _TensorReader:
         if block.norm is not NormKind.RMS:
             return (weight.float() + block.norm_offset).to(self.device)
         return weight.to(self.device, self.dtype)
+
+    def packed_layer(self, index: int) -> LayerWeights:
+        """Reads one layer, with its linear layers in blocks where that is faster."""
+        layer = self.layer(index)
+        for linear in layer.linears:
+            _pack(linear)
+        return layer
 
     def layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"

@@ -77,12 +77,18 @@ class SessionUse(_message.Message):
     def __init__(self, session: _Optional[str] = ..., history_tokens: _Optional[int] = ...) -> None: ...
 
 class KvLimits(_message.Message):
-    __slots__ = ("device_bytes", "host_bytes")
+    __slots__ = ("device_bytes", "host_bytes", "group", "group_device_bytes", "group_host_bytes")
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_bytes: int
     host_bytes: int
-    def __init__(self, device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
+    group: bytes
+    group_device_bytes: int
+    group_host_bytes: int
+    def __init__(self, device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., group: _Optional[bytes] = ..., group_device_bytes: _Optional[int] = ..., group_host_bytes: _Optional[int] = ...) -> None: ...
 
 class AdapterUse(_message.Message):
     __slots__ = ("digest", "weight")

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from graftwork.engine.build.devices import keep_freed_memory
+from graftwork.engine.build.devices import ModelReading, keep_freed_memory
 from graftwork.engine.build.engine import Engine, SourceFor, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
@@ -38,7 +38,6 @@ from graftwork.engine.messages import (
     Stop,
     SubmitRequest,
 )
-from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
@@ -297,12 +296,12 @@ def serve_engine(
     step_limit_s: float | None = None,
     membership: "Membership | None" = None,
     tls: EngineTls | None = None,
-    content: FingerprintReading | None = None,
+    reading: ModelReading | None = None,
 ) -> None:
     """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
 
     `source_for` makes the source from which the engine loads adapters. If there is a `token`, the engine obeys only
-    gateways that send it. `step_limit_s`, `membership` and `tls` are those of `run_server`, and `content` is that of
+    gateways that send it. `step_limit_s`, `membership` and `tls` are those of `run_server`, and `reading` is that of
     `build_engine`.
 
     Raises InvalidRequest if other machines can reach the address and there is neither a token nor `tls`.
@@ -318,7 +317,7 @@ def serve_engine(
         tls.check()
     keep_freed_memory()
     asyncio.run(
-        run_server(build_engine(config, source_for, content=content), listen, token, step_limit_s, membership, tls)
+        run_server(build_engine(config, source_for, reading=reading), listen, token, step_limit_s, membership, tls)
     )
 
 

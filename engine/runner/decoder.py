@@ -22,6 +22,7 @@ from graftwork.engine.runner.altup import AltUpResiduals
 from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchTensors
 from graftwork.engine.runner.mlp import build_mlp
+from graftwork.engine.runner.prompt_evictor import PromptEvictor
 from graftwork.engine.runner.residual import PlainResiduals, Residuals
 from graftwork.engine.runner.row_ops import RowOps, StepRows
 
@@ -49,10 +50,11 @@ class Decoder:
         recurrent: RecurrentLayers | None = None,
         experts: type[ExpertBackend] = ExpertLoop,
         taps: HiddenTaps | None = None,
+        evictor: PromptEvictor | None = None,
     ) -> None:
         """`on_layer` is called before each layer, so that others can see that a long step advances. `recurrent` computes
         the recurrent layers, and `experts` the experts of routed layers, if the model has some. `taps` keep hidden states
-        for a draft head.
+        for a draft head. `evictor` evicts prompts of requests with a budget.
         """
         self.config = config
         self.weights = weights
@@ -60,6 +62,7 @@ class Decoder:
         self._on_layer = on_layer
         self._recurrent = recurrent
         self._taps = taps
+        self._evictor = evictor
         self._mixers = [self._attention if one.recurrent is None else self._recurrence for one in weights.layers]
         self.experts = None if config.experts is None else experts
         self._mlps = [build_mlp(config, layer.mlp, index, rows, experts) for index, layer in enumerate(weights.layers)]
@@ -79,6 +82,8 @@ class Decoder:
         lora.change_embedding(hidden, batch.token_ids)
         if self._embedding_scale is not None:
             hidden *= self._embedding_scale
+        if self._evictor is not None:
+            attention = self._evictor.around(attention, batch.attention.placed)
         recurrence = None if self._recurrent is None else self._recurrent.plan(batch.attention)
         step = _Step(self.rows.plan(batch), attention, lora, recurrence)
         stream = self._residuals.begin(hidden, batch.token_ids, lora)

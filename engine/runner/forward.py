@@ -50,9 +50,9 @@ class StepPaths:
     """How steps were computed since the engine's start, and which kernels are missing. Fields are those of EngineStats."""
 
     graph_steps: int = 0
+    graph_prompt_steps: int = 0
     eager_chunk_steps: int = 0
     eager_score_steps: int = 0
-    eager_load_steps: int = 0
     eager_adapter_steps: int = 0
     eager_row_steps: int = 0
     eager_steps: int = 0

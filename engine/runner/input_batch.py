@@ -63,6 +63,21 @@ class BatchRows:
     num_sampled: int
     adapter_runs: tuple[AdapterRun, ...]
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the step has more than decoding rows that are all sampled: rows of prompts."""
+        return any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in self.slices)
+
+    @property
+    def num_live(self) -> int:
+        """The number of rows that are tokens of requests. The others are padding."""
+        return sum(piece.num_tokens for piece in self.slices)
+
+    @property
+    def num_decoding(self) -> int:
+        """The number of rows that attention computes as decoding rows."""
+        return sum(len(one.decoding_rows) for one in self.placed)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
@@ -144,7 +159,8 @@ class BatchBuilder:
         """Arranges the rows of a step, on the host."""
         slices = tuple(sorted(plan.slices, key=_row_order))
         *starts, num_tokens = accumulate((piece.num_tokens for piece in slices), initial=0)
-        placed = tuple(PlacedSlice(start, piece) for start, piece in zip(starts, slices, strict=True))
+        size = self._page_tokens
+        placed = tuple(PlacedSlice(start, piece.in_places(size)) for start, piece in zip(starts, slices, strict=True))
         adapted = any(piece.adapters for piece in slices)
         padding = [0] * (self._padded_rows(num_tokens, with_adapters=adapted) - num_tokens)
         sampled = [row for one in placed for row in _sampled_rows(one)]
@@ -190,7 +206,7 @@ class BatchBuilder:
         """Returns the page of each row in a layer group."""
         found: list[int] = []
         for piece in slices:
-            first, pages = piece.table(group) if group else (0, piece.pages)
+            first, pages = piece.table(group) if group else (piece.num_given_up, piece.pages)
             shift = first * self._page_tokens
             found += [pages[row // self._page_tokens] for row in range(piece.start - shift, piece.end - shift)]
         return found
@@ -199,7 +215,7 @@ class BatchBuilder:
         """Returns the pages of a layer group whose first token is written in a step."""
         found: list[int] = []
         for piece in slices:
-            first, pages = piece.table(group) if group else (0, piece.pages)
+            first, pages = piece.table(group) if group else (piece.num_given_up, piece.pages)
             found += pages[-(-piece.start // self._page_tokens) - first : -(-piece.end // self._page_tokens) - first]
         return found
 

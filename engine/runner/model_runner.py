@@ -74,6 +74,8 @@ class PrefillMeter:
         piece = plan.slices[0]
         if len(plan.slices) > 1 or waited or piece.num_drafts or piece.reads_prompt or seconds <= 0:
             return
+        if piece.rolling_window is not None:
+            return  # it attends to fewer tokens than other prompts
         if begun is not None and begun.piece.request_id == piece.request_id and begun.piece.end == piece.start:
             prefill = _Prefill(piece, begun.start, begun.seconds + seconds)
         elif previous is None or _samples(previous):

@@ -26,8 +26,8 @@ _FIRST_WORDS = 2**16
 """The block begins with 256 KB and grows with the largest step."""
 
 
-class StepGraphs(Protocol):
-    """Computes some steps by CUDA graphs. See decode_graphs.py."""
+class Graphs(Protocol):
+    """Computes some steps by CUDA graphs. See step_graphs.py."""
 
     def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | EagerReason: ...
 
@@ -58,7 +58,7 @@ class PackedForward:
         self.parts = parts
         self._adapters = adapters
         self._inputs = StepInputs(_FIRST_WORDS, parts.builder.device, host)
-        self.graphs: StepGraphs | None = None
+        self.graphs: Graphs | None = None
         """Computes the steps that it has a graph for. None computes every step here."""
         self.paths = StepPaths()
 
@@ -69,10 +69,10 @@ class PackedForward:
         self, rows: BatchRows, tokens: SampledTokens | None = None, passenger: Passenger | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         self.paths.count_experts(self.parts.decoder.experts, rows)
-        owners = self.parts.lora.owners_of(self._adapters.segments(rows), len(rows.token_ids))
+        owners = self.parts.lora.owners_of(self._adapters.segments(rows), len(rows.token_ids), in_tiles=rows.is_mixed)
         key = EagerReason.OFF if self.graphs is None else self.graphs.key_for(rows, owners)
         if self.graphs is not None and isinstance(key, GraphKey):
-            self.paths.graph_steps += 1
+            self.paths.count("graph_prompt_steps" if key.is_mixed else "graph_steps")
             return None, self.graphs.compute(key, rows, owners, tokens, passenger)
         self.paths.count(str(key))
         cut = self.parts.lora.cut(owners)

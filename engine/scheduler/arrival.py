@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from graftwork.engine.core.deadlines import AIM, UNSURE, unreachable
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.step import PromptWork
 from graftwork.engine.scheduler.order.domain_queue import flow_of
 from graftwork.engine.scheduler.order.prompt_turns import PromptTurns
@@ -61,16 +62,22 @@ class Arrival:
     """The tokens of its prompt."""
     uncached_tokens: int
     """What of these must be computed, at least 1."""
+    window: RollingWindow | None = None
 
     @classmethod
     def of(cls, request: EngineRequest, uncached_tokens: int) -> "Arrival":
         known = len(request.prompt_token_ids)
         where = request.tier, request.domain, request.weight, flow_of(request)
-        return cls(*where, known, uncached_tokens)
+        return cls(*where, known, uncached_tokens, request.sampling.rolling_window)
 
     @property
     def work(self) -> PromptWork:
-        return PromptWork.of(self.known_tokens - self.uncached_tokens, self.uncached_tokens)
+        return PromptWork.of(self.known_tokens - self.uncached_tokens, self.uncached_tokens, self.window)
+
+    @property
+    def held_tokens(self) -> int:
+        """About how many of the uncached tokens it holds at a time."""
+        return self.uncached_tokens if self.window is None else self.window.seen_of(self.uncached_tokens)
 
     def cost(self, token_price: float) -> float:
         """Returns what its admission costs its domain, divided by the weight."""
@@ -219,7 +226,7 @@ def _ends_needed(snapshot: QueueSnapshot, num_ahead: int, before: Sequence[Arriv
 
 
 def _pages(arrival: Arrival, page_tokens: int) -> int:
-    return -(-arrival.uncached_tokens // page_tokens)
+    return -(-arrival.held_tokens // page_tokens)
 
 
 def _passing(snapshot: QueueSnapshot, arrival: Arrival, start: tuple[int, float], ahead_tokens: int) -> Shares:

@@ -277,8 +277,10 @@ class DeadlineAdmission:
 
     def _total_of(self, state: RequestState) -> QueueTotal:
         tokens = self._uncached(state)
-        work = PromptWork.of(len(state.token_ids) - tokens, tokens)
-        return QueueTotal(work, pages_for(tokens, self._limits.page_tokens))
+        work = PromptWork.of(len(state.token_ids) - tokens, tokens, state.rolling_window)
+        rolling = self._kv_cache.page_store.sizes.rolling_pages(state.rolling_window)
+        pages = pages_for(tokens, self._limits.page_tokens) if rolling is None else rolling.most_pages(tokens)
+        return QueueTotal(work, pages)
 
     def queued_tokens(self) -> int:
         """Returns how many prompt tokens of waiting and running requests must still be computed."""

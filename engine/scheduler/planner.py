@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
+from graftwork.engine.core.step import KvEviction, RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.scheduler.order.prompt_turns import in_step_order
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.order.waiting_order import WaitingOrder
@@ -74,7 +74,11 @@ class StepPlanner:
         than it lacks, only nearly certain ones: these save the time that they take, so no prompt waits for drafts.
         """
         chunks, prompts_wait = self._chunks()
-        sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed and state.generates]
+        sampling = [
+            state
+            for state, num_tokens in chunks
+            if num_tokens == state.num_uncomputed and state.generates and not state.ends_prompt
+        ]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
         drafts = self._speculator.draft(sampling, spare_rows, only_certain=prompts_wait)
         slices = [
@@ -120,9 +124,11 @@ class StepPlanner:
             num_tokens = min(num_uncomputed, budget)
             if num_uncomputed > 1 and not state.pending_loads:
                 if flex_room is not None and state.request.tier is ServiceTier.FLEX:
-                    num_tokens = flex_room.take(state.num_scheduled, num_tokens)
+                    num_tokens = flex_room.take(state.num_attended, num_tokens)
                 if room is not None and num_tokens:
-                    num_tokens = room.take(state.num_scheduled, num_tokens)
+                    num_tokens = room.take(state.num_attended, num_tokens)
+            if state.eviction is not None:
+                num_tokens = state.eviction.chunk(state.num_scheduled, num_tokens, budget)
             prompts_wait |= num_tokens < num_uncomputed
             if num_tokens == 0 or state.request_id not in self._running:
                 continue
@@ -160,7 +166,7 @@ class StepBuilder:
             request_id=state.request_id,
             token_ids=(*state.token_ids[start:known_end], *drafted),
             start=start,
-            pages=tuple(state.pages[:num_pages]),
+            pages=tuple(state.pages[: num_pages - state.num_given_up]),
             adapters=state.request.adapters,
             samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
             scores=state.scores(known_end),
@@ -168,6 +174,9 @@ class StepBuilder:
             awaits_token=start == len(state.token_ids),
             rolling_window=state.rolling_window,
             place=state.place,
+            num_given_up=state.num_given_up,
+            is_compacted=state.is_compacted,
+            eviction=_eviction_of(state, known_end),
             windows=None if state.windows is None else state.windows.tables(num_pages),
         )
 
@@ -187,3 +196,10 @@ class StepBuilder:
             draft_token_ids=drafted,
             mask=self._recorder.mask_of(state.request, mask),
         )
+
+
+def _eviction_of(state: RequestState, known_end: int) -> KvEviction | None:
+    """Returns what a step keeps of a request's prompt, if it ends in the step."""
+    if state.eviction is None or state.num_given_up or known_end != state.num_prompt:
+        return None
+    return KvEviction(state.eviction.num_kept, tuple(state.targets))

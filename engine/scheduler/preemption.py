@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.step import RequestSlice
 from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.index.rolling_pages import RollingPages
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
 from graftwork.engine.scheduler.order.request_state import RequestState
@@ -50,12 +52,15 @@ class PageGrower:
         Returns False if there is no room.
         """
         path = state.path(state.num_reusable)
-        match = self._kv_cache.match(path)
-        if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
+        match, known, more = self._kv_cache.match(path), len(state.token_ids), 0
+        if state.eviction is not None:
+            known, more = state.num_prompt, state.eviction.num_pages
+        spare = len(self._running) + more
+        if self._running and not self._kv_cache.has_room(match, known, spare, state.rolling_window):
             return False
         session = state.request.session
         reason = self._kv_cache.miss_reason(state.path(min(state.num_reusable, state.num_prompt - 1)), match, session)
-        allocation = self._kv_cache.allocate_path(path, match, len(state.token_ids), session)
+        allocation = self._kv_cache.allocate_path(path, match, known, session)
         if allocation is None:
             return False
         state.hold(allocation, self._page_tokens, reason)
@@ -91,36 +96,107 @@ class PageGrower:
         return True
 
     def drop_unseen(self, state: RequestState) -> list[PageId]:
-        """Takes from a request the pages of windowed layer groups that no later query sees. The caller releases them."""
-        first = self._first_seen(state)
-        return [] if state.windows is None else state.windows.drop_before(first)
+        """Takes from a request the pages that no later query sees: of windowed layer groups, and of a request with a rolling
+        window. The caller releases them.
+        """
+        if state.targets:
+            return state.compact()
+        dropped, rolling = list[PageId](), self._rolling_pages(state)
+        if state.windows is not None:
+            dropped += state.windows.drop_before(self._first_seen(state))
+        if rolling is not None:
+            dropped += state.give_up(rolling.sink_pages, rolling.first_page(state.num_computed))
+        return dropped
 
     def has_unseen(self, state: RequestState) -> bool:
         """Returns whether `drop_unseen` takes pages from a request."""
-        return state.windows is not None and self._first_seen(state) > state.windows.first
+        if state.targets:
+            return state.num_computed >= state.num_prompt
+        if state.windows is not None and self._first_seen(state) > state.windows.first:
+            return True
+        rolling = self._rolling_pages(state)
+        if rolling is None:
+            return False
+        return rolling.first_page(state.num_computed) > rolling.sink_pages + state.num_given_up
+
+    def cache(self, state: RequestState) -> list[PageId]:
+        """Inserts a request's computed pages into the prefix cache. The request then uses the shared copies.
+
+        Returns the pages that it no longer uses, which the caller must release. What was computed from evicted KV is not
+        inserted.
+        """
+        if state.is_compacted:
+            return []
+        dropped = [] if state.rolling_window is None else self.drop_unseen(state)  # what is given up is not cached
+        path, session = state.computed_path, state.request.session
+        nodes = self._kv_cache.insert(path, state.pages, session, state.windows, state.num_given_up)
+        self._kv_cache.prompt_leases.lease(state.request, nodes)
+        state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages, state.windows)
+        return dropped + replaced
+
+    def offload(self, state: RequestState) -> None:
+        """Ends a running request's use of its pages, and copies them to the host. Drops what was computed from evicted KV: the
+        request computes it again from the same prompt.
+        """
+        if state.is_compacted:
+            self._kv_cache.release(state.frames)
+            return
+        path, session = state.computed_path, state.request.session
+        self._kv_cache.release(state.targets)
+        self._kv_cache.offload(path, state.pages, session, state.windows, state.num_given_up)
+
+    def should_cache(self, state: RequestState, piece: RequestSlice) -> bool:
+        """Returns whether the pages of a request join the prefix tree after the step that has computed `piece`: at the end of
+        what was submitted, and before a prompt gives up pages of windowed layer groups, where others may branch off.
+        """
+        end, submitted = piece.known_end, state.num_submitted
+        if end >= submitted:
+            return piece.start < submitted
+        return state.windows is not None and state.rolling_window is None and self.has_unseen(state)
 
     def _first_seen(self, state: RequestState) -> int:
         """Returns the first page that the request's windowed layer groups keep."""
         windows = self._kv_cache.page_store.sizes.windows
         return 0 if windows is None else windows.first_page(state.num_computed)
 
+    def _rolling_pages(self, state: RequestState) -> RollingPages | None:
+        if state.rolling_window is None:
+            return None
+        return self._kv_cache.page_store.sizes.rolling_pages(state.rolling_window)
+
     def check_integrity(self) -> None:
-        """Checks that starved requests run, and that each request has the windowed pages that its next token sees."""
+        """Checks that starved requests run, and that each request has the pages that its next token sees, and no more than
+        the sizes of the engine count.
+        """
         assert self.starved <= self._running.keys()
-        windows = self._kv_cache.page_store.sizes.windows
+        sizes = self._kv_cache.page_store.sizes
         for state in self._running.values():
+            num_pages, windows = len(state.pages) + state.num_given_up, sizes.windows
             assert (state.windows is None) == (windows is None), "a request lacks the pages of windowed layer groups"
             if state.windows is not None and windows is not None:
-                state.windows.check_integrity(windows, len(state.pages), state.num_computed)
+                state.windows.check_integrity(windows, num_pages, state.num_computed)
+            most = sizes.frames_for(num_pages * self._page_tokens, state.rolling_window)
+            assert state.targets or len(state.frames) <= most, "a request holds pages that it does not need"
+            if state.is_compacted:
+                assert num_pages * self._page_tokens >= state.num_computed, "a computed token has no page"
+            elif state.num_given_up:
+                rolling, num_whole = self._rolling_pages(state), state.num_computed // self._page_tokens
+                assert rolling is not None, "a request without a rolling window has given up pages"
+                first = rolling.sink_pages + state.num_given_up
+                assert first <= rolling.first_needed(num_whole), "a page was given up too early"
+                assert num_pages >= num_whole, "a computed token has no page"
 
     def _lacking(self, state: RequestState, num_tokens: int) -> "_LackingPages | None":
         """Returns the pages that a request lacks for its first `num_tokens` tokens; None if it lacks none."""
         end = pages_for(num_tokens, self._page_tokens)
-        lacking = max(end - len(state.pages), 0)
+        lacking = max(end - state.num_given_up - len(state.pages), 0)
         windowed = 0 if state.windows is None else max(end - state.windows.end, 0)
-        if not lacking and not windowed:
+        targets = 0
+        if state.eviction is not None and not state.num_given_up and num_tokens >= state.num_prompt:
+            targets = state.eviction.num_pages - len(state.targets)
+        if not lacking and not windowed and not targets:
             return None
-        return _LackingPages(lacking, windowed, self._kv_cache.page_store.sizes.frames_of_page - 1)
+        return _LackingPages(lacking, windowed, self._kv_cache.page_store.sizes.frames_of_page - 1, targets)
 
     def fit_draft(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[int, ...]:
         """Allocates the pages that a request lacks for the draft tokens `drafted`. Preempts no request.
@@ -135,7 +211,8 @@ class PageGrower:
             return drafted
         pages = self._kv_cache.allocate_pages(missing.frames, state.domain)
         if pages is None:
-            num_pages = len(state.pages) if state.windows is None else min(len(state.pages), state.windows.end)
+            num_pages = len(state.pages) + state.num_given_up
+            num_pages = num_pages if state.windows is None else min(num_pages, state.windows.end)
             return drafted[: num_pages * self._page_tokens - known]
         missing.give(state, pages)
         return drafted
@@ -177,14 +254,18 @@ class _LackingPages:
     """Pages of tokens that lack those of the windowed layer groups."""
     num_groups: int
     """The number of windowed layer groups."""
+    targets: int = 0
+    """Pages for what is kept of the prompt."""
 
     @property
     def frames(self) -> int:
         """The number of pages over all groups."""
-        return self.pages + self.windowed * self.num_groups
+        return self.pages + self.windowed * self.num_groups + self.targets
 
     def give(self, state: RequestState, frames: list[PageId]) -> None:
         """Gives a request the pages that it lacks."""
         state.pages += frames[: self.pages]
+        if self.targets:
+            state.targets += frames[self.pages :]
         if state.windows is not None:
             state.windows.extend(frames[self.pages :], self.num_groups)

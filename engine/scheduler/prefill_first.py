@@ -58,7 +58,8 @@ class PrefillFirst:
         return first if first and self._is_cheap(first, len(decoding)) else []
 
     def _is_cheap(self, prompts: Collection[RequestState], num_decoding: int) -> bool:
-        work = sum((PromptWork.of(one.num_scheduled, one.num_uncomputed) for one in prompts), PromptWork())
+        works = (PromptWork.of(one.num_scheduled, one.num_uncomputed, one.rolling_window) for one in prompts)
+        work = sum(works, PromptWork())
         alone_s = self._step_times.costs.seconds(StepLoad(0, work.tokens, work.attended))
         together_s = self._step_times.costs.seconds(StepLoad(num_decoding, work.tokens, work.attended))
         return alone_s <= _MOST_OF_A_STEP * together_s and self._step_times.allows_between_tokens(alone_s + together_s)

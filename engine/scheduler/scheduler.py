@@ -271,21 +271,19 @@ class Scheduler:
         return plan
 
     def _preempt_if_landed(self, state: RequestState) -> bool:
-        """Preempts a running request. If a step is in flight, asks that it lands instead, and returns False."""
+        """Offloads the computed pages of a running request to the host, and queues the request again. If a step is in
+        flight, asks that it lands instead, and returns False.
+        """
         if self._steps:
             self._steps.ask_to_land()
             return False
-        self._preempt(state)
-        return True
-
-    def _preempt(self, state: RequestState) -> None:
-        """Offloads the computed pages of a running request to the host, and queues the request again."""
-        self._kv_cache.offload(state.computed_path, state.pages, state.request.session, state.windows)
+        self._page_grower.offload(state)
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
         self._recorder.preempted(state.request_id)
         self.counters.preemptions += 1
+        return True
 
     # ---- absorb -----------------------------------------------------------------------------------------------
 
@@ -308,9 +306,8 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         for piece in plan.slices:
             state = self._running[piece.request_id]
-            state.num_computed = end = piece.known_end
-            submitted = state.num_submitted
-            if piece.start < submitted <= end or (end < submitted and self._page_grower.has_unseen(state)):
+            state.num_computed = piece.known_end
+            if self._page_grower.should_cache(state, piece):
                 self._cache_pages(state)
             if piece.reads_prompt:
                 outputs += state.read_prompt(piece, result)
@@ -318,7 +315,7 @@ class Scheduler:
                 outputs.extend(self._append(state, piece, result))
             elif not state.generates and state.num_computed == len(state.token_ids):
                 outputs.append(self._finish(state, FinishReason.LENGTH))
-            if state.windows is not None and self._page_grower.has_unseen(state):
+            if self._page_grower.has_unseen(state):
                 self._steps.release(self._page_grower.drop_unseen(state))
         self._meter.charge_pages(self._running.values())
         self.counters.count_step(plan.num_adapters)
@@ -340,8 +337,7 @@ class Scheduler:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
-            generated = TokensGenerated(token_ids, logprobs, *state.take_use())
-            outputs.append(RequestOutput(state.request_id, generated))
+            outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs, *state.take_use())))
         self._meter.charge_step(state, piece.num_drafts, len(token_ids))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))
         reason = state.finish_reason() if token_ids else None
@@ -354,11 +350,7 @@ class Scheduler:
         return [self._finish(state, FinishReason.STOP)] if error is None else self.fail([state.request_id], error)
 
     def _cache_pages(self, state: RequestState) -> None:
-        """Inserts a request's computed pages into the prefix cache. The request then uses the shared copies."""
-        nodes = self._kv_cache.insert(state.computed_path, state.pages, state.request.session, state.windows)
-        self._kv_cache.prompt_leases.lease(state.request, nodes)
-        state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages, state.windows)
-        self._steps.release(replaced)
+        self._steps.release(self._page_grower.cache(state))
 
     def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:
         self._cache_pages(state)
@@ -379,7 +371,7 @@ class Scheduler:
         del self._running[state.request_id]
         self.free_places.append(state.place)
         self._page_grower.starved.discard(state.request_id)
-        state.pages, state.windows = [], None
+        state.drop_pages()
         state.slices_in_flight.clear()
         state.overlapped_loads.clear()
         self._grammars.close(state.request_id)
@@ -392,8 +384,8 @@ class Scheduler:
         self._steps.check_integrity(self._running.values())
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
         held = sum(len(state.frames) for state in self._running.values()) + len(self._steps.kept_pages)
-        in_tree = tree.num_copies(Tier.DEVICE)
-        assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
+        expected = held + tree.num_copies(Tier.DEVICE)
+        assert expected == device.num_holders, f"{expected} holds expected, {device.num_holders} counted"
         self.requests.check_integrity()
         places = [*self.free_places, *(state.place for state in self._running.values())]
         assert sorted(places) == list(range(len(places))), "a place in the batch is taken twice or lost"

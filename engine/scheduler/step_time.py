@@ -39,7 +39,7 @@ class StepLoad:
         rows = sum(piece.num_tokens for piece in plan.slices if piece.num_known == 1)
         prompts = [piece for piece in plan.slices if piece.num_known > 1]
         tokens = sum(piece.num_tokens for piece in prompts)
-        return cls(rows, tokens, sum(piece.num_tokens * (piece.start + piece.num_tokens / 2) for piece in prompts))
+        return cls(rows, tokens, sum(piece.num_tokens * (piece.num_before + piece.num_tokens / 2) for piece in prompts))
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:

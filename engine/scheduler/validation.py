@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from graftwork.engine.core.pooling import PromptPool
+from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import MAX_CACHE_TTL_S, MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
 from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS, SamplingParams
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.scheduler.order.request_state import RequestState, history_for
+from graftwork.engine.kv.index.kv_budget import PromptEviction
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.queue_bounds import QueueLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
@@ -43,10 +45,21 @@ class SchedulerLimits:
     """
     why_no_windows: str | None = None
     """Why this engine serves no rolling windows (see RollingWindow), as the end of a sentence; None if it serves them."""
+    why_no_budgets: str | None = None
+    """Why this engine serves no budgets of KV (see kv_budget.py), as the end of a sentence; None if it serves them."""
+    most_rolling: int = 0
+    """The most tokens that a rolling window may see for which texts may be longer than the context; 0 for none."""
     min_run_steps: int = 8
     """A request that has got a place in the batch keeps it for this many steps at least, whoever else waits. So a place is
     not handed back and forth: the KV of a preempted request is copied to the host and back.
     """
+
+    def longest_text(self, sampling: SamplingParams) -> int:
+        """Returns the most tokens of prompt and answer together."""
+        window = sampling.rolling_window
+        if window is None or window.sinks + window.window > self.most_rolling:
+            return self.context_tokens
+        return window.longest_text(self.context_tokens)
 
     @property
     def queue(self) -> QueueLimits:
@@ -72,11 +85,12 @@ class RequestValidator:
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest or ContextLengthExceeded for a request that this engine can never serve."""
         prompt, limits = request.prompt_token_ids, self._limits
+        longest = limits.longest_text(request.sampling)
         if not prompt:
             raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
-        if len(prompt) + min(1, request.sampling.max_tokens) > limits.context_tokens:
+        if len(prompt) + min(1, request.sampling.max_tokens) > longest:
             raise ContextLengthExceeded.of_prompt(
-                len(prompt), limits.context_tokens, "prompt", max_tokens=request.sampling.max_tokens
+                len(prompt), longest, "prompt", max_tokens=request.sampling.max_tokens
             )
         _check_mixture(request)
         _check_cache_ttl(request)
@@ -90,7 +104,8 @@ class RequestValidator:
             raise InvalidRequest(
                 f"attention_window is not served here: {limits.why_no_windows}. Leave it out.", param="attention_window"
             )
-        _check_emitted(request, self._stop_token_ids(request.sampling), limits.context_tokens)
+        _check_budget(request, limits)
+        _check_emitted(request, self._stop_token_ids(request.sampling), longest)
 
     def new_state(self, request: EngineRequest, arrived_at: float | None = None) -> RequestState:
         """Returns the initial RequestState of a request that `check` has accepted. It arrives now, or came at `arrived_at`
@@ -104,17 +119,35 @@ class RequestValidator:
             seed=_seed_from_id(request.request_id) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic() if arrived_at is None else arrived_at,
             stop_token_ids=self._stop_token_ids(sampling),
-            max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
+            max_total_tokens=min(
+                len(request.prompt_token_ids) + sampling.max_tokens, self._limits.longest_text(sampling)
+            ),
             token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],
             num_scored=len(request.prompt_token_ids) - 1 if request.emitted_token_ids else 0,
             history=history_for(request),
+            eviction=self._eviction(request),
             pool=None if request.pooling is None else PromptPool(request.pooling, len(request.prompt_token_ids)),
         )
+
+    def _eviction(self, request: EngineRequest) -> PromptEviction | None:
+        """Returns what a request gives up of its prompt. One that generates nothing gives up nothing."""
+        budget = request.sampling.kv_budget if request.sampling.max_tokens else None
+        return PromptEviction.of(len(request.prompt_token_ids), budget, self._limits.page_tokens)
 
     def _stop_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
         """Returns the tokens that end an answer."""
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return eos | frozenset(sampling.stop_token_ids)
+
+
+def history_for(request: EngineRequest) -> TokenHistory | None:
+    """Returns the token counts that the request's penalties use, before any token is generated; None without penalties.
+
+    Only the repetition penalty looks at the tokens of the prompt. The other penalties look at the answer alone.
+    """
+    if not request.sampling.counts_tokens:
+        return None
+    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
 
 
 def _seed_from_id(request_id: RequestId) -> int:
@@ -147,6 +180,22 @@ def _check_emitted(request: EngineRequest, stop_token_ids: frozenset[int], conte
             f"Token {emitted[ended_at]} at index {ended_at} of emitted_token_ids ends the answer, but an earlier run cannot "
             "have generated it there. Send what the earlier run has generated.",
             param="emitted_token_ids",
+        )
+
+
+def _check_budget(request: EngineRequest, limits: SchedulerLimits) -> None:
+    budget, num_prompt = request.sampling.kv_budget, len(request.prompt_token_ids)
+    if budget is None:
+        return
+    if limits.why_no_budgets is not None:
+        raise InvalidRequest(f"kv_budget is not served here: {limits.why_no_budgets}. Leave it out.", param="kv_budget")
+    most = limits.context_tokens - budget - 2 * limits.page_tokens
+    if num_prompt > max(most, budget):
+        raise InvalidRequest(
+            f"The prompt has {num_prompt} tokens, and with kv_budget {budget} it may have {most}, because what is kept has "
+            f"pages beside the prompt's until it is read, within a context of {limits.context_tokens} tokens. Send a smaller "
+            "kv_budget, or none.",
+            param="kv_budget",
         )
 
 

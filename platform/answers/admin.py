@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import ConfigDict, Field
 
 from graftwork.platform.answers.base import Answer, absent
+from graftwork.platform.answers.usage import Money
 
 
 class Tenant(Answer):
@@ -118,21 +119,23 @@ class Quota(Answer):
     max_concurrent_requests: Limit = None
     """The most answers that are generated at the same time. A request with n choices counts n times."""
     max_adapters: Limit = None
-    """The most adapters that the tenant, or all tenants of the organisation together, may have."""
+    """The most adapters that the tenant, or all tenants of the organisation together, may have, or that a key or an end
+    user may have pushed first.
+    """
     max_adapter_bytes: Limit = None
     """The most bytes that the weights of all versions of all these adapters may have together."""
     max_adapter_rank: Limit = None
     """The largest rank of an adapter."""
     max_sessions: Limit = None
-    """The most open sessions that the tenant, or all tenants of the organisation together, may have."""
+    """The most open sessions that the tenant, or all tenants of the organisation together, may have, or that a key or an
+    end user may have begun.
+    """
     max_device_kv_bytes: Limit = None
-    """The most bytes of the tenant's cached KV in device memory. Above this, the tenant's own pages are offloaded. No
-    request is refused.
+    """The most bytes of the cached KV of the tenant, or of all tenants of the organisation together, in the device memory
+    of each engine. Above this, their own pages are offloaded. No request is refused.
     """
     max_host_kv_bytes: Limit = None
-    """The most bytes of the tenant's cached KV in host memory. Above this, the tenant's own pages move to disk. No
-    request is refused.
-    """
+    """The most bytes of the same in host memory. Above this, their own pages move to disk. No request is refused."""
     max_file_bytes: Limit = None
     """The most bytes of all the tenant's files together. Without this limit, the server's own holds."""
     monthly_tokens: Limit = None
@@ -147,6 +150,28 @@ class Quota(Answer):
     """The cost of a calendar month from which on an alert is sent to the webhook. No request is refused."""
     currency: Annotated[str | None, Field(pattern=r"^[A-Z]{3}$")] = None
     """The currency of the budgets, such as `USD`. Requests with prices in another currency are refused."""
+
+
+class QuotaUse(Answer):
+    """What the owner of limits uses now. Limits per minute and concurrency are not in it."""
+
+    sessions: int
+    """Open sessions: the tenant's, those of all tenants of an organisation, or those that a key or an end user has begun."""
+    adapters: int
+    """Adapters of the tenant or of the organisation's tenants, or those that a key or an end user has pushed first."""
+    adapter_bytes: int
+    """The bytes of the weights of all their versions."""
+    monthly_tokens: int
+    """The prompt and completion tokens of this calendar month in UTC."""
+    monthly_costs: tuple[Money, ...]
+    """The cost of this month, by currency."""
+
+
+class OwnerQuota(Quota):
+    """The limits of an owner, and what it uses of them."""
+
+    used: QuotaUse | None
+    """Null for the limits of each end user. A request that sets limits may send this field back; it changes nothing."""
 
 
 class QuotaLimits(TypedDict, total=False):

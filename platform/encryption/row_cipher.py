@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -45,10 +46,11 @@ _log = logging.getLogger("graftwork.encryption")
 
 
 class ExtendedNonceCipher:
-    """XAES-256-GCM under one key. Only one thread at a time may call it."""
+    """XAES-256-GCM under one key. Several threads may call it."""
 
     def __init__(self, key: bytes) -> None:
         self._blocks = Cipher(AES(key), ECB()).encryptor()  # NIST SP 800-108 with CMAC needs single blocks
+        self._using_blocks = Lock()
         top = int.from_bytes(self._blocks.update(bytes(_BLOCK_BYTES)), "big") << 1
         subkey = top ^ (0x87 if top >> 128 else 0)
         self._subkeys = (subkey & ((1 << 128) - 1)) * ((1 << 128) + 1)  # twice, for two blocks at once
@@ -63,7 +65,9 @@ class ExtendedNonceCipher:
     def _derived(self, nonce: bytes) -> AESGCM:
         half = nonce[:_DERIVED_FROM]
         blocks = int.from_bytes(b"\x00\x01X\x00" + half + b"\x00\x02X\x00" + half, "big") ^ self._subkeys
-        return AESGCM(self._blocks.update(blocks.to_bytes(2 * _BLOCK_BYTES, "big")))
+        with self._using_blocks:
+            derived = self._blocks.update(blocks.to_bytes(2 * _BLOCK_BYTES, "big"))
+        return AESGCM(derived)
 
 
 class EncryptedRows:

@@ -1,6 +1,8 @@
 """Finds the keys with which the content of rows is encrypted, in the transaction that reads or writes the rows.
 
-Owns the ciphers that this process remembers. Never makes, wraps or stores a key: TenantKeys does.
+Owns the ciphers that this process remembers. Never makes, wraps or stores a key: TenantKeys does. A transaction that runs
+whole on a thread of its own only uses a remembered cipher: to find another one may take long, so it is left to the event
+loop's thread (`MustWait`).
 Invariants: a key that a transaction has made serves that transaction alone until it is committed. A key that another
 process has destroyed is forgotten after `REMEMBERED_S`; one that this process destroys, at once.
 """
@@ -9,7 +11,7 @@ from collections import OrderedDict
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.contents.rows import PLAIN_ROWS, RowOpener, RowSealer, attach_row_content
-from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.database import Database, MustWait, ReadSession, WriteSession, may_wait
 from graftwork.platform.encryption.row_cipher import EncryptedRows
 from graftwork.platform.encryption.tenant_keys import TenantKeys
 from graftwork.platform.ids import TenantId
@@ -51,7 +53,12 @@ class RowKeys:
         if made is not None:
             return made
         known = self._known.get(tenant_id)
-        if known is not None and self._clock.monotonic() < known[1]:
+        is_known = known is not None and self._clock.monotonic() < known[1]
+        if not may_wait(session):  # on another thread, which changes nothing here
+            if known is None or not is_known:
+                raise MustWait
+            return known[0]
+        if known is not None and is_known:
             self._known.move_to_end(tenant_id)
             return known[0]
         key = await self._keys.find_within(session, _scope(tenant_id))

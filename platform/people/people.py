@@ -22,7 +22,7 @@ from graftwork.platform.tenancy import key_rows, organisation_rows, repository
 from graftwork.platform.tenancy.limit_book import NO_TENANT
 from graftwork.platform.tenancy.principals import RunningWork, TenantScope
 from graftwork.platform.tenancy.tenants import AuditEntry
-from graftwork.platform.tenancy.verified_keys import VerifiedKeys
+from graftwork.platform.tenancy.verified_keys import AccessChanges
 
 _MOST_SUBJECT_CHARACTERS = 255
 _MOST_EMAIL_CHARACTERS = 320
@@ -32,12 +32,12 @@ class People:
     """Reads and changes people. `actor` is who makes a change, for the audit log."""
 
     def __init__(
-        self, database: Database, clock: Clock, verified: VerifiedKeys, work: RunningWork, group_roles: GroupRoles
+        self, database: Database, clock: Clock, changes: AccessChanges, work: RunningWork, group_roles: GroupRoles
     ) -> None:
         """`group_roles` are the roles by groups that the settings name; `work` is what runs in this process."""
         self._database = database
         self._clock = clock
-        self._verified = verified
+        self._changes = changes
         self._work = work
         self._group_roles = group_roles
 
@@ -224,7 +224,7 @@ class People:
     def announce(self, settled: Settled) -> Person:
         """Ends the work of seats that were closed, in this process. Call it after the transaction. Returns the person."""
         if settled.has_changed:
-            self._verified.note_change()
+            self._changes.note_change()
         for key_id in settled.closed:
             self._work.end_key(key_id)
         return settled.person

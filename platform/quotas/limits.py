@@ -41,15 +41,26 @@ _USER_LIMITS = frozenset(
         "currency",
     }
 )
-_KEPT_LIMITS = frozenset({"max_adapters", "max_adapter_bytes", "max_adapter_rank", "max_sessions"})
+_BEGUN_LIMITS = frozenset({"max_adapters", "max_sessions"})
+"""Limits of what a key or an end user has begun and the tenant still keeps."""
+_KEPT_LIMITS = frozenset(
+    {
+        *_BEGUN_LIMITS,
+        "max_adapter_bytes",
+        "max_adapter_rank",
+        "max_device_kv_bytes",
+        "max_host_kv_bytes",
+    }
+)
 """Limits of what tenants keep, which an organisation's tenants share."""
 _LIMITS = {
     Level.ORGANISATION: _USER_LIMITS | _KEPT_LIMITS,
     Level.TENANT: frozenset(Quota.model_fields),
-    Level.KEY: _USER_LIMITS,
-    Level.USER: _USER_LIMITS,
+    Level.KEY: _USER_LIMITS | _BEGUN_LIMITS,
+    Level.USER: _USER_LIMITS | _BEGUN_LIMITS,
 }
-"""By level: the limits that it may have. KV and files are counted by tenant alone."""
+"""By level: the limits that it may have. Bytes of adapters and KV are counted by tenant and organisation, and those of files
+by tenant alone."""
 
 
 def check_level(level: Level, quota: Quota) -> None:

@@ -41,6 +41,8 @@ class Quota(answers.Quota):
         """
         checked: dict[str, int | str | None] = {}
         for name, value in values.items():
+            if name == "used":  # a client may send back what it has read
+                continue
             if name not in cls.model_fields:
                 raise ValidationFailed(f"There is no limit named {name!r}.", param=name, code="unknown_field")
             checked[name] = None if value is None else _checked(name, value)

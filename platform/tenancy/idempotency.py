@@ -87,6 +87,8 @@ class TurnClaim:
 
     attempt: Attempt
     body_of: Callable[[SessionId, TurnId], bytes]
+    batch_id: str | None = None
+    """The batch of which the request is a line; None for a client's own request."""
 
     async def record_turn(self, session: WriteSession, session_id: SessionId, turn_id: TurnId) -> None:
         """Stores that the turn answers the request. Call this in the transaction that stores the turn.

@@ -1,8 +1,8 @@
 """Reads and sets the limits of organisations, tenants, keys and end users, and finds those of a request.
 
 Owns every change to limits. Each change adds an entry to the audit log in the same transaction. Counts nothing: quota
-keepers count. A change holds for requests that begin from then on: who has more than a new limit keeps it, and gets no
-more.
+keepers count. A change holds for requests that begin from then on, on other gateways within a second (see
+`verified_keys.py`): who has more than a new limit keeps it, and gets no more.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,20 @@ from functools import partial
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession
 from graftwork.platform.errors import NotFound, NotPermitted, ValidationFailed
-from graftwork.platform.ids import KeyId, OrganisationId, TenantId, new_id
+from graftwork.platform.ids import EndUserId, KeyId, OrganisationId, TenantId, new_id
 from graftwork.platform.quotas.limits import Level, Limits, OwnerLimits, check_level, end_user_id
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy import key_rows, organisation_rows, quota_rows, repository
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.request_rows import find_status_and_limits
 from graftwork.platform.tenancy.tenants import AuditEntry, TenantStatus
+from graftwork.platform.tenancy.verified_keys import AccessChanges, Remembered
 
 NO_TENANT = TenantId("")
 """The tenant of audit entries that concern an organisation."""
 MAX_USER_CHARACTERS = 512
+_MOST_LIMITS = 4096
+"""Limits that are remembered: of the latest keys and end users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +63,27 @@ class LimitOwner:
 
 
 class LimitBook:
-    """The limits of all owners, in the database."""
+    """The limits of all owners, in the database. Remembers those of the latest requests."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, changes: AccessChanges) -> None:
         self._database = database
         self._clock = clock
+        self._changes = changes
+        self._remembered = Remembered[tuple[TenantId, KeyId, EndUserId | None], Limits](clock, changes, _MOST_LIMITS)
 
     async def of_active(self, principal: Principal) -> Limits:
         """Returns the limits of a request that begins its work now.
 
         Raises NotPermitted if the tenant was suspended or deleted since the request was authenticated.
         """
-        tenant_id, key_id, user_id = principal.tenant_id, principal.key_id, principal.end_user_id
+        owners, state = (principal.tenant_id, principal.key_id, principal.end_user_id), self._changes.state
+        limits = self._remembered.find(owners)
+        if limits is None:
+            limits = await self._read(*owners)
+            self._remembered.add(owners, limits, state)
+        return limits
+
+    async def _read(self, tenant_id: TenantId, key_id: KeyId, user_id: EndUserId | None) -> Limits:
         find = partial(find_status_and_limits, tenant_id=tenant_id, key_id=key_id, end_user_id=user_id)
         found = await self._database.read_few(find)
         if found is None:
@@ -120,6 +132,8 @@ class LimitBook:
             tenant_id, now = owner.tenant_id or NO_TENANT, self._clock.now()
             entry = AuditEntry(new_id("aud"), now, actor, "quota.set", tenant_id, owner.owner_id, details)
             await repository.add_audit_entry(session, entry)
+            await key_rows.count_access_change(session)
+        self._changes.note_change()
         return quota
 
 

@@ -14,10 +14,11 @@ from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, NotFound
 from graftwork.platform.ids import OrganisationId, TenantId, new_id
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
-from graftwork.platform.tenancy import organisation_rows, repository
+from graftwork.platform.tenancy import key_rows, organisation_rows, repository
 from graftwork.platform.tenancy.limit_book import NO_TENANT
 from graftwork.platform.tenancy.new_keys import check_name
 from graftwork.platform.tenancy.tenants import AuditEntry, Organisation, Tenant
+from graftwork.platform.tenancy.verified_keys import AccessChanges
 
 AfterMove = Callable[[WriteSession, TenantId], Awaitable[None]]
 """A function that changes what depends on the organisation of a tenant."""
@@ -26,9 +27,10 @@ AfterMove = Callable[[WriteSession, TenantId], Awaitable[None]]
 class Organisations:
     """Reads and changes organisations. `actor` is who makes a change, for the audit log."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, changes: AccessChanges) -> None:
         self._database = database
         self._clock = clock
+        self._changes = changes
         self._after_move: AfterMove | None = None
 
     def follow(self, after_move: AfterMove) -> None:
@@ -79,7 +81,9 @@ class Organisations:
         """
         async with self._database.write() as session:
             await hold_organisation(session, organisation_id)
-            return await self._move(session, tenant_id, organisation_id, actor)
+            moved = await self._move(session, tenant_id, organisation_id, actor)
+        self._changes.note_change()
+        return moved
 
     async def remove_tenant(
         self, organisation_id: OrganisationId, tenant_id: TenantId, *, actor: str = "admin"
@@ -89,7 +93,9 @@ class Organisations:
             await hold_organisation(session, organisation_id)
             if await organisation_rows.organisation_of(session, tenant_id) != organisation_id:
                 raise NotFound(f"There is no tenant {tenant_id!r} in this organisation.")
-            return await self._move(session, tenant_id, None, actor)
+            moved = await self._move(session, tenant_id, None, actor)
+        self._changes.note_change()
+        return moved
 
     async def _move(
         self, session: WriteSession, tenant_id: TenantId, organisation_id: OrganisationId | None, actor: str
@@ -102,6 +108,7 @@ class Organisations:
         await self._audit(session, actor, "tenant.moved", tenant_id, details, tenant_id)
         if self._after_move is not None:
             await self._after_move(session, tenant_id)
+        await key_rows.count_access_change(session)
         return replace(tenant, organisation_id=organisation_id)
 
     async def _audit(

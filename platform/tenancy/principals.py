@@ -19,7 +19,7 @@ from typing import NewType
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
-from graftwork.platform.ids import EndUserId, IsolationDomain, KeyId, PersonId, TenantId
+from graftwork.platform.ids import EndUserId, IsolationDomain, KeyId, OrganisationId, PersonId, TenantId
 from graftwork.platform.keys.scopes import Scope, require_models, require_scope
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.quotas.limits import end_user_id
@@ -71,6 +71,11 @@ class Principal:
     def actor(self) -> str:
         """Who acts, for the audit log: the person, or else the key."""
         return self.person_id or self.key_id
+
+    @property
+    def batch_id(self) -> str | None:
+        """The batch whose line starts a turn; None for other work."""
+        return None if self.turn_claim is None else self.turn_claim.batch_id
 
     def for_user(self, user: str | None) -> "Principal":
         """Returns the same sender, who asks for the end user of this name."""
@@ -141,6 +146,11 @@ def isolation_of(tenant_id: TenantId, pepper: bytes) -> IsolationDomain:
     The domain is a hash of the tenant's id under `pepper`, a secret key.
     """
     return IsolationDomain(hmac.digest(pepper, b"graftwork isolation\0" + tenant_id.encode(), hashlib.sha256))
+
+
+def group_of_organisation(organisation_id: OrganisationId, pepper: bytes) -> bytes:
+    """Returns the name under which an engine knows the tenants of an organisation together: a digest under `pepper`."""
+    return hmac.digest(pepper, b"graftwork organisation\0" + organisation_id.encode(), hashlib.sha256)
 
 
 def scope_of_tenant(_admin: AdminPrincipal, tenant_id: TenantId) -> TenantScope:

@@ -3,11 +3,12 @@
 Never commits: the caller that opened the session does. What requests read is in `request_rows.py`.
 """
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import OrganisationId, TenantId
-from graftwork.platform.quotas.limits import Level
+from graftwork.platform.ids import EndUserId, KeyId, OrganisationId, TenantId
+from graftwork.platform.quotas.limits import Level, OwnerLimits
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tables import OwnerQuotaRow, QuotaRow, TenantRow
 
@@ -54,6 +55,30 @@ async def hold_organisation_quota(session: WriteSession, tenant_id: TenantId) ->
     )
     row = await session.scalar(statement)
     return None if row is None else (OrganisationId(row.owner_id), _quota(row))
+
+
+async def find_limits_of_begun(
+    session: ReadSession, tenant_id: TenantId, key_id: KeyId | None, end_user_id: EndUserId | None
+) -> list[OwnerLimits]:
+    """Returns the limits of the key and the end user that begin something in a tenant, the wider first.
+
+    An end user without limits of its own has those of each end user. Owners without limits are left out.
+    """
+    names = [one for one in (key_id, end_user_id, end_user_id and tenant_id) if one is not None]
+    if not names:
+        return []
+    statement = select(OwnerQuotaRow).where(OwnerQuotaRow.owner_id.in_(names), OwnerQuotaRow.tenant_id == tenant_id)
+    found = {row.owner_id: _quota(row) for row in await session.scalars(statement)}
+    of_user = None if end_user_id is None else found.get(end_user_id) or found.get(tenant_id)
+    owners = [(Level.KEY, key_id, found.get(key_id or "")), (Level.USER, end_user_id, of_user)]
+    return [OwnerLimits(level, owner, quota) for level, owner, quota in owners if owner and quota is not None]
+
+
+def tenants_of(owner_id: str, tenant_id: TenantId | None, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Returns the condition that a row's tenant is that of an owner of limits, or one of an organisation's tenants."""
+    if tenant_id is not None:
+        return column == tenant_id
+    return column.in_(select(TenantRow.id).where(TenantRow.organisation_id == owner_id))
 
 
 def _quota(row: QuotaRow | OwnerQuotaRow | None) -> Quota:

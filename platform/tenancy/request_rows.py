@@ -8,6 +8,7 @@ Never changes anything. The other statements of this room are in `repository.py`
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import String, bindparam, or_, select
@@ -103,16 +104,18 @@ async def find_status_and_limits(
     if not rows:
         return None
     status, organisation_id, *_ = rows[0]
-    others = {row[_OWNER_AT]: _quota(row[_OWNER_AT + 1 :]) for row in rows if row[_OWNER_AT] is not None}
+    others = {row[_OWNER_AT]: _quota(*row[_OWNER_AT + 1 :]) for row in rows if row[_OWNER_AT] is not None}
     return (
         TenantStatus(status),
         None if organisation_id is None else OrganisationId(organisation_id),
-        _quota(rows[0][2:_OWNER_AT]),
+        _quota(*rows[0][2:_OWNER_AT]),
         others,
     )
 
 
-def _quota(values: Sequence[Any]) -> Quota:
+@lru_cache(maxsize=1024)
+def _quota(*values: Any) -> Quota:
+    """Returns the limits of a row. To validate them anew for each request takes as long as to read them."""
     return Quota(**dict(zip(_LIMITS, values, strict=True)))
 
 

@@ -27,7 +27,7 @@ from graftwork.platform.tenancy.new_keys import NewKey, audit_details, check_nam
 from graftwork.platform.tenancy.organisations import Organisations, hold_organisation
 from graftwork.platform.tenancy.principals import SERVICE_TIERS, Principal, RunningWork, principal_of
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
-from graftwork.platform.tenancy.verified_keys import Holder, VerifiedKeys
+from graftwork.platform.tenancy.verified_keys import MOST_KEYS, AccessChanges, Holder, VerifiedKey, VerifiedKeys
 
 
 class Tenancy:
@@ -43,10 +43,11 @@ class Tenancy:
         self._clock = clock
         self.work = work or RunningWork()
         self._holders = KeyHolders(database, pepper)
-        self.verified = VerifiedKeys(clock, lambda: database.read_few(key_rows.find_access_changes))
+        self.changes = AccessChanges(clock, lambda: database.read_few(key_rows.find_access_changes))
+        self._verified = VerifiedKeys(clock, self.changes, MOST_KEYS)
         self.uses = KeyUses(database)
-        self.limits = LimitBook(database, clock)
-        self.organisations = Organisations(database, clock)
+        self.limits = LimitBook(database, clock, self.changes)
+        self.organisations = Organisations(database, clock, self.changes)
 
     # Tenants
 
@@ -143,7 +144,7 @@ class Tenancy:
             await repository.delete_belongings(session, tenant_id)
             await self._audit(session, actor, "tenant.deleted", tenant_id, tenant_id, {})
             await key_rows.count_access_change(session)
-        self.verified.note_change()
+        self.changes.note_change()
         self.work.end_tenant(tenant_id)
 
     # Keys
@@ -212,7 +213,7 @@ class Tenancy:
             details = {"replaced_by": key.id, "ends_at": ends_at, "expires_at": key.expires_at}
             await self._audit(session, actor, "key.rotated", tenant_id, key_id, details)
             await key_rows.count_access_change(session)
-        self.verified.note_change()
+        self.changes.note_change()
         if ends_at <= now:
             self.work.end_key(key_id)
         return key, plaintext
@@ -233,7 +234,7 @@ class Tenancy:
             await key_rows.change_key(session, tenant_id, key_id, {"revoked_at": revoked.revoked_at})
             await self._audit(session, actor, "key.revoked", tenant_id, key_id, {})
             await key_rows.count_access_change(session)
-        self.verified.note_change()
+        self.changes.note_change()
         self.work.end_key(key_id)
         return revoked
 
@@ -256,7 +257,7 @@ class Tenancy:
 
         Reads no database, and returns False where that is needed to know.
         """
-        known = self.verified.find(digest)
+        known = self._verified.find(digest)
         if known is None or known.until is not None:
             return False
         key, tenant = known.holder
@@ -288,7 +289,7 @@ class Tenancy:
         Raises NotAuthenticated if there is none, or if the ticket has ended.
         """
         digest, now = key_digest(token), self._clock.now()
-        known = self.verified.find(digest)
+        known = self._verified.find(digest)
         if known is not None and (known.until is None or now < known.until):
             return known.holder
         parts = parse_key(token) or parse_ticket(token)
@@ -298,11 +299,11 @@ class Tenancy:
         if isinstance(parts, ConsoleTicket):
             parts.check_time(now)
             until = float(parts.until)
-        state = self.verified.state
+        state = self.changes.state
         holder = await self._holders.find(parts)
         if holder is None:
             raise _wrong_key()
-        self.verified.add(digest, holder, until, state)
+        self._verified.add(digest, VerifiedKey(holder, until), state)
         return holder
 
     async def ticket_for(self, token: str) -> ConsoleTicket:
@@ -334,7 +335,7 @@ class Tenancy:
                 await repository.change_tenant(session, tenant_id, changes)
             await self._audit(session, actor, action, tenant_id, tenant_id, dict(changes))
             await key_rows.count_access_change(session)
-        self.verified.note_change()
+        self.changes.note_change()
         return tenant
 
     async def _audit(

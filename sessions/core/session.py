@@ -169,6 +169,10 @@ class AgentSession:
     last_cache: Mapping[str, Any] | None = None
     closed_at: float | None = None
     kind: SessionKind = SessionKind.SESSION
+    key_id: KeyId | None = None
+    """The API key that began the session, in whose limit of sessions it counts; None for one of an older version."""
+    end_user_id: EndUserId | None = None
+    """The end user for whom the session was begun; None if the request named none."""
     ledger: tuple[LedgerCall, ...] = ()
     """The tool calls at the end of the latest checkpoint (the head), in the order in which the model made them."""
 
@@ -300,6 +304,11 @@ class Turn:
     def end_user_id(self) -> EndUserId | None:
         """The end user for whom the turn was started, for the usage row if the turn's process dies."""
         return None if self.made_with is None else self.made_with.get("end_user")
+
+    @property
+    def batch_id(self) -> str | None:
+        """The batch whose line the turn answers; None for others."""
+        return None if self.made_with is None else self.made_with.get("batch")
 
     @property
     def failed_by_server(self) -> bool:

@@ -4,11 +4,15 @@
     close     the request has ended; its quota reservation stays
     stored    the caller has stored the answer and `row` in one transaction: counts, and settles the reservation
     drop      nothing was stored: gives back what was reserved
+    note      instead of all this: a turn answers the request, and its transaction has stored and billed it
 
 Owns this order. Never stores a record. So work that a crash ends, or that has to be done again, costs nothing, and the
 work whose answer is stored is billed exactly once.
 """
 
+from collections.abc import Awaitable, Callable
+
+from graftwork.platform.batches.batch import BatchUsage
 from graftwork.platform.ledger.journal import NO_ENTRY, DeliveryCounts
 from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.sessions.generation.usage import RequestAccount, Usage
@@ -24,6 +28,9 @@ class HeldAccount:
         self._ended: tuple[Usage, UsageOutcome] | None = None
         self.was_admitted = False
         """Whether the engine has begun with the request."""
+        self.noted: BatchUsage | None = None
+        """What a turn has used that answers the request; None if none does."""
+        self._then: Callable[[], Awaitable[None]] | None = None
 
     @property
     def usage(self) -> Usage | None:
@@ -52,8 +59,14 @@ class HeldAccount:
             return None
         return self._account.row(*self._ended)
 
+    def note(self, used: BatchUsage, then: Callable[[], Awaitable[None]]) -> None:
+        """Notes what the turn has used that answers the request. `then` is called when the answer is stored elsewhere too."""
+        self.noted, self._then = used, then
+
     async def stored(self) -> None:
         """Counts the usage, and charges the quota for it. Call it after the record is stored."""
+        if self._then is not None:
+            await self._then()
         account, self._account = self._account, None
         if account is not None and self._ended is not None:
             account.count(*self._ended)

@@ -1,13 +1,18 @@
-"""Defines the request for one generation, or for the embedding of one prompt. `Generator` runs it."""
+"""Defines the request for one generation, or for the embedding of one prompt, and how much KV its tenant may have.
+
+`Generator` runs it.
+"""
 
 from dataclasses import dataclass, field
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.pooling import Pooling
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits, ServiceTier, SessionUse
+from graftwork.engine.core.requests import NO_KV_LIMITS, KvGroupKey, KvLimits, ServiceTier, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.quotas.limits import Limits
+from graftwork.platform.tenancy.principals import group_of_organisation
 from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
 from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.reasoning import ReasoningAsk
@@ -57,3 +62,25 @@ class GenerationRequest:
     """What is wanted of the model's reasoning; None means that all output is the answer."""
     trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
     """Where the times of the generation are noted."""
+
+
+def kv_limits(limits: Limits, pepper: bytes) -> KvLimits:
+    """Returns how many bytes of KV a tenant may have on the device and on the host, and all tenants of its organisation
+    together, for the engine to enforce.
+
+    The engine knows the organisation by a digest under `pepper`, as it knows tenants.
+    """
+    own, shared, organisation_id = limits.tenant, limits.organisation, limits.organisation_id
+    if (
+        shared is None
+        or organisation_id is None
+        or (shared.max_device_kv_bytes, shared.max_host_kv_bytes) == (None, None)
+    ):
+        return KvLimits(own.max_device_kv_bytes, own.max_host_kv_bytes)
+    return KvLimits(
+        own.max_device_kv_bytes,
+        own.max_host_kv_bytes,
+        KvGroupKey(group_of_organisation(organisation_id, pepper)),
+        shared.max_device_kv_bytes,
+        shared.max_host_kv_bytes,
+    )

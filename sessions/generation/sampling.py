@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_serializer, field_validator
 
-from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, SamplingParams
+from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, RollingWindow, SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded
 
 MAX_STOP_STRINGS = 16
@@ -108,6 +108,7 @@ class SamplingFields(BaseModel):
     repetition_penalty: Annotated[float | None, described_number("repetition_penalty")] = None
     attention_window: Annotated[int | None, described_number("attention_window")] = None
     attention_sinks: Annotated[int | None, described_number("attention_sinks")] = None
+    kv_budget: Annotated[int | None, described_number("kv_budget")] = None
     logit_bias: Annotated[
         LogitBias, Field(description="Maps token ids, written as text, to numbers that are added to their logits.")
     ] = None
@@ -167,6 +168,11 @@ class SamplingFields(BaseModel):
             **given,
         )
 
+    @property
+    def rolling_window(self) -> RollingWindow | None:
+        """The tokens that a token attends to; None for all up to itself."""
+        return self.sampling_params(max_tokens=1).rolling_window
+
     def sent(self) -> dict[str, Any]:
         """Returns the sampling fields that are not null in the request, as JSON values by field name."""
         return self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
@@ -220,18 +226,23 @@ class TokenBudget:
     """How many tokens the quota reserves for the answer."""
 
 
-def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
+def token_budget(
+    prompt_tokens: int, asked: int | None, context_tokens: int, param: str, window: RollingWindow | None = None
+) -> TokenBudget:
     """Returns the token budget of one answer.
 
     The answer may have `asked` tokens, but at most the tokens of the context that the prompt leaves free. If `asked` is
-    None, it may have all of these.
+    None, it may have all of these. With a rolling window that fits into the context, prompt and answer may be longer than
+    it, and an answer whose length nobody has named as long as it.
     Raises ContextLengthExceeded if the prompt leaves no token for the answer. The error names the request field
     `param`.
     """
-    left = context_tokens - prompt_tokens
+    longest = context_tokens if window is None else window.longest_text(context_tokens)
+    left = longest - prompt_tokens
     if left < (1 if asked is None else min(asked, 1)):
-        raise ContextLengthExceeded.of_prompt(prompt_tokens, context_tokens, param, max_tokens=asked)
+        raise ContextLengthExceeded.of_prompt(prompt_tokens, longest, param, max_tokens=asked)
     if asked is None:
+        left = min(left, context_tokens)
         return TokenBudget(left, min(left, ASSUMED_TOKENS))
     fitting = min(asked, left)
     return TokenBudget(fitting, fitting)

@@ -13,7 +13,6 @@ from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
-from graftwork.engine.core.requests import KvLimits
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock, SystemClock
@@ -26,7 +25,6 @@ from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.quotas.budget import ReservedCost
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.limits import Limits
-from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.principals import Principal
@@ -306,7 +304,7 @@ class RequestAccount:
 
     def _event(self, usage: Usage, outcome: UsageOutcome) -> UsageEvent:
         charge, unbilled = self._charge, usage.unbilled
-        if not outcome.is_billed:
+        if not self._is_billed(outcome):
             unbilled = UnbilledTokens(
                 unbilled.prompt + usage.prompt_tokens, unbilled.completion + usage.completion_tokens
             )
@@ -339,6 +337,13 @@ class RequestAccount:
             unbilled_completion_tokens=unbilled.completion,
         )
         return event.priced(self._prices)
+
+    def _is_billed(self, outcome: UsageOutcome) -> bool:
+        """Returns whether the outcome costs something. A batch's request that breaks off does not: it is done again, or is
+        not wanted any more.
+        """
+        breaks_off = outcome in (UsageOutcome.CANCELLED, UsageOutcome.INTERRUPTED)
+        return outcome.is_billed and not (breaks_off and self._charge.batch_id is not None)
 
     def count(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Adds the usage of the request to the metrics. Call this method after the usage row is stored."""
@@ -381,12 +386,7 @@ class RequestAccount:
         self._charge.principal.trace.settle(outcome)
         if usage is None:
             self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
-        if usage is None or not outcome.is_billed:
+        if usage is None or not self._is_billed(outcome):
             await self.reservation.refund()
         else:
             await self.reservation.settle(usage.total_tokens)
-
-
-def kv_limits(quota: Quota) -> KvLimits:
-    """Returns how many bytes of KV a tenant may have on the device and on the host, for the engine to enforce."""
-    return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

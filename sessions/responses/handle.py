@@ -103,6 +103,16 @@ class ResponseHandle:
         """Returns the JSON body of the response with the status `queued`, for a response that has not started yet."""
         return response_body(self.record, QUEUED)
 
+    def cancel(self) -> None:
+        """Cancels the response if this handle has started it. Does not wait for its end, and deletes nothing."""
+        self._turn.cancel()
+
+    async def discard(self) -> None:
+        """Waits until the response has ended, and deletes it."""
+        with suppress(NotFound):
+            await self._turn.result()
+        await self._delete()
+
     async def release(self) -> None:
         """Ends the work for the client's request. Does nothing if the response runs in the background.
 

@@ -16,7 +16,7 @@ from graftwork.adapters.format.specs import Caller
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound
-from graftwork.platform.ids import CheckpointId, SessionId
+from graftwork.platform.ids import CheckpointId, SessionId, TurnId
 from graftwork.platform.pagination import Page, PageRequest, page_of
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.items import Item
@@ -116,6 +116,18 @@ class ResponseService:
         """Returns access to a stored response. Raises NotFound if the response does not exist."""
         record = await self._load(principal, response_id)
         return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
+
+    async def resume(self, principal: Principal, new: NewResponse, turn_id: TurnId) -> ResponseHandle:
+        """Returns access to the response that an equal request has begun before, also if its gateway has died.
+
+        Raises NotFound if the response was deleted.
+        """
+        turn = await self._sessions.find_turn(principal, turn_id)
+        await self._sessions.loader.load_any(principal.scope(), turn.session_id)  # this fails an interrupted turn
+        record = ResponseRecord(turn_id, turn.session_id, new.echo, (await turn.stored()).created_at)
+        if new.is_stored and await self._store.find(principal.scope(), record.response_id) is None:
+            await self._store.insert(principal.scope(), record)  # its gateway died between the turn and this
+        return self._handle(principal, record, turn)
 
     async def failed_by_server(self, principal: Principal, response_id: str) -> bool:
         """Returns whether the response failed through the server's fault. Returns False if it still runs, or was deleted.

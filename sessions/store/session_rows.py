@@ -9,14 +9,17 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, Update, bindparam, delete, false, func, insert, not_, or_, select, update
+from sqlalchemy import Table, Update, bindparam, delete, false, func, insert, not_, or_, select, update
 
 from graftwork.adapters.format.specs import AdapterVersion, ResolvedModel
 from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import CallId, CheckpointId, OrganisationId, SessionId, TenantId, TurnId
+from graftwork.platform.ids import CallId, CheckpointId, EndUserId, KeyId, SessionId, TenantId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
+from graftwork.platform.quotas.limits import Level
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.quota_rows import tenants_of
 from graftwork.platform.tenancy.tables import TenantRow
 from graftwork.platform.tenancy.tenants import TenantStatus
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus
@@ -31,6 +34,8 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
         "tenant_id": session.tenant_id,
         "origin_id": session.origin_id,
         "forked_from": session.forked_from,
+        "key_id": session.key_id,
+        "end_user_id": session.end_user_id,
         "settings": _settings_to_json(session.settings),
         "created_at": session.created_at,
         **_changing_columns(session),
@@ -122,27 +127,24 @@ async def is_deleted_tenant(database: WriteSession, scope: TenantScope) -> bool:
     return await database.scalar(statement) == TenantStatus.DELETED
 
 
-async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
-    """Counts the sessions of a tenant that are neither closed nor expired at `now` (Unix seconds).
+async def count_open_sessions(database: ReadSession, owner: LimitOwner, now: float) -> int:
+    """Counts the sessions of an owner of limits that are neither closed nor expired at `now` (Unix seconds).
 
-    Leaves out conversations, and internal sessions of the Responses API.
+    Those of an organisation are of its present tenants, and those of a key or an end user are what it has begun. Leaves
+    out conversations, and internal sessions of the Responses API.
     """
-    return await database.scalar(_count_open(now).where(SessionRow.tenant_id == scope)) or 0
-
-
-async def count_open_in_organisation(database: ReadSession, organisation_id: OrganisationId, now: float) -> int:
-    """Counts the same of all tenants of an organisation."""
-    tenants = select(TenantRow.id).where(TenantRow.organisation_id == organisation_id)
-    return await database.scalar(_count_open(now).where(SessionRow.tenant_id.in_(tenants))) or 0
-
-
-def _count_open(now: float) -> Select[int]:
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
-    return select(func.count()).where(
+    statement = select(func.count()).where(
         SessionRow.kind == SessionKind.SESSION.value,
         SessionRow.status.not_in(ended),
         or_(SessionRow.ends_at.is_(None), SessionRow.ends_at > now),
+        tenants_of(owner.owner_id, owner.tenant_id, SessionRow.tenant_id),
     )
+    if owner.level is Level.KEY:
+        statement = statement.where(SessionRow.key_id == owner.owner_id)
+    elif owner.level is Level.USER:
+        statement = statement.where(SessionRow.end_user_id == owner.owner_id)
+    return await database.scalar(statement) or 0
 
 
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
@@ -308,6 +310,8 @@ def _session_of(
         last_cache=row.last_cache,
         closed_at=row.closed_at,
         kind=SessionKind(row.kind),
+        key_id=None if row.key_id is None else KeyId(row.key_id),
+        end_user_id=None if row.end_user_id is None else EndUserId(row.end_user_id),
         ledger=tuple(ledger),
     )
 

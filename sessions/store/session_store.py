@@ -14,10 +14,10 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, NotFound, NotPermitted
-from graftwork.platform.ids import ItemId, SessionId, TurnId
+from graftwork.platform.ids import ItemId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Page, PageRequest
-from graftwork.platform.quotas.limits import Level, keeps_too_much
-from graftwork.platform.tenancy import quota_rows
+from graftwork.platform.quotas.limits import OwnerLimits
+from graftwork.platform.tenancy.limit_book import LimitOwner
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import (
@@ -29,7 +29,7 @@ from graftwork.sessions.core.session import (
     new_session_id,
 )
 from graftwork.sessions.core.transcript import Checkpoint
-from graftwork.sessions.store import deletion_rows, histories, session_rows, tool_calls, turn_rows
+from graftwork.sessions.store import deletion_rows, histories, session_limits, session_rows, tool_calls, turn_rows
 from graftwork.sessions.store.histories import DEFAULT_LIMITS, HistoryLimits
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
 
@@ -40,6 +40,15 @@ class SessionChange:
 
     model: ResolvedModel | None = None
     metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewForks:
+    """How many forks of a session are made, of which kind, and which API key makes them."""
+
+    count: int = 1
+    kind: SessionKind = SessionKind.SESSION
+    key_id: KeyId | None = None
 
 
 class SessionStore:
@@ -61,16 +70,16 @@ class SessionStore:
         self._limits = limits
 
     async def create(
-        self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
+        self, scope: TenantScope, session: AgentSession, limits: Sequence[OwnerLimits] = (), items: Sequence[Item] = ()
     ) -> AgentSession:
         """Stores a new session whose history is `items`. The session's first turn encodes the items to token ids.
 
-        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions. If `max_sessions` is
-        None, there is no limit.
+        Raises BudgetSpent if one of the owners of `limits`, or the tenant's organisation, would then have more open
+        sessions than it may.
         """
 
         async def work(database: WriteSession) -> AgentSession:
-            await self._insert(database, scope, [session], max_sessions)
+            await self._insert(database, scope, [session], limits)
             if not items:
                 return session
             started = await histories.add_items(database, scope, session, None, items, self._clock.now(), self._limits)
@@ -122,6 +131,13 @@ class SessionStore:
         """
         async with self._database.read() as database:
             return await session_rows.count_by_status(database)
+
+    async def count_open(self, owner: LimitOwner) -> int:
+        """Counts the open sessions of an owner of limits: a tenant's, an organisation's, or those that a key or an end
+        user has begun.
+        """
+        async with self._database.read() as database:
+            return await session_rows.count_open_sessions(database, owner, self._clock.now())
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
         """Reads one page of the items of a session's history, up to the latest checkpoint."""
@@ -188,21 +204,19 @@ class SessionStore:
         scope: TenantScope,
         session_id: str,
         at: str | None,
-        count: int,
-        max_sessions: int | None,
-        kind: SessionKind = SessionKind.SESSION,
+        forks: NewForks,
+        limits: Sequence[OwnerLimits] = (),
     ) -> list[AgentSession]:
-        """Creates `count` new sessions that share the history of a session up to one of its checkpoints.
+        """Creates new sessions that share the history of a session up to one of its checkpoints.
 
-        `at` is the id of this checkpoint; None means the latest one. `max_sessions` is the tenant's limit of open
-        sessions; None means no limit.
+        `at` is the id of this checkpoint; None means the latest one. `limits` are those of `create`.
         Raises Conflict if the session is closed. Can also raise NotFound or BudgetSpent.
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             checkpoint = await histories.own_checkpoint(database, scope, session, at or session.head_id)
-            children = [self._child(session, checkpoint, kind) for _ in range(count)]
-            await self._insert(database, scope, children, max_sessions)
+            children = [self._child(session, checkpoint, forks) for _ in range(forks.count)]
+            await self._insert(database, scope, children, limits)
             ledger = await histories.open_ledger(database, scope, checkpoint, children)
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
@@ -325,42 +339,29 @@ class SessionStore:
         return updated
 
     async def _insert(
-        self, database: WriteSession, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None
+        self,
+        database: WriteSession,
+        scope: TenantScope,
+        sessions: Sequence[AgentSession],
+        limits: Sequence[OwnerLimits],
     ) -> None:
         if await session_rows.is_deleted_tenant(database, scope):
             raise NotPermitted("This tenant was deleted: it takes no more sessions.", code="tenant_deleted")
-        if max_sessions is not None:
-            await session_rows.lock_tenant(database, scope)
-            num_open = await session_rows.count_open_sessions(database, scope, self._clock.now())
-            if num_open + len(sessions) > max_sessions:
-                message = f"{num_open} sessions are open and at most {max_sessions} may be: close some first."
-                raise keeps_too_much(Level.TENANT, "max_sessions", message, code="max_sessions")
         if sessions[0].kind is SessionKind.SESSION:
-            await self._check_organisation(database, scope, len(sessions))
+            await session_limits.check(database, scope, len(sessions), limits, self._clock.now())
         for session in sessions:
             await session_rows.insert_session(database, session)
 
-    async def _check_organisation(self, database: WriteSession, scope: TenantScope, num_new: int) -> None:
-        """Raises BudgetSpent if all tenants of the organisation together would have more open sessions than they may."""
-        held = await quota_rows.hold_organisation_quota(database, scope)
-        if held is None or held[1].max_sessions is None:
-            return
-        num_open = await session_rows.count_open_in_organisation(database, held[0], self._clock.now())
-        if num_open + num_new > held[1].max_sessions:
-            message = (
-                f"The tenants of your organisation have {num_open} open sessions and may have {held[1].max_sessions}: "
-                "close some first."
-            )
-            raise keeps_too_much(Level.ORGANISATION, "max_sessions", message, code="max_sessions")
-
-    def _child(self, parent: AgentSession, checkpoint: Checkpoint | None, kind: SessionKind) -> AgentSession:
+    def _child(self, parent: AgentSession, checkpoint: Checkpoint | None, forks: NewForks) -> AgentSession:
         now = self._clock.now()
         checkpoint_id = None if checkpoint is None else checkpoint.checkpoint_id
         awaits = checkpoint is not None and checkpoint.awaits_tools
         return AgentSession(
-            session_id=new_session_id(kind),
+            session_id=new_session_id(forks.kind),
             tenant_id=parent.tenant_id,
-            kind=kind,
+            kind=forks.kind,
+            key_id=forks.key_id,
+            end_user_id=parent.end_user_id,
             status=SessionStatus.AWAITING_TOOL if awaits else SessionStatus.IDLE,
             model=parent.model,
             settings=parent.settings,

@@ -307,7 +307,7 @@ def _usage_of(delivered: Delivered) -> Mapping[str, Any]:
 
 def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Delivered, now: float) -> UsageEvent:
     """Returns the usage row of a turn whose process has died."""
-    return UsageEvent(
+    row = UsageEvent(
         request_id=RequestId(turn.turn_id),
         tenant_id=session.tenant_id,
         key_id=key_id,
@@ -323,4 +323,20 @@ def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Deli
         disk_tokens=delivered.cache["disk_tokens"],
         service_tier=turn.service_tier,
         end_user_id=turn.end_user_id,
+        batch_id=turn.batch_id,
+    )
+    return row if turn.batch_id is None else _unbilled(row)
+
+
+def _unbilled(row: UsageEvent) -> UsageEvent:
+    """Returns the row of a turn that costs nothing, because the batch to which it belongs does it again."""
+    return replace(
+        row,
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        host_tokens=0,
+        disk_tokens=0,
+        unbilled_prompt_tokens=row.prompt_tokens,
+        unbilled_completion_tokens=row.completion_tokens,
     )

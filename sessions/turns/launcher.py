@@ -27,8 +27,8 @@ from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, Tur
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.early_refusal import EarlyRefusal
 from graftwork.sessions.generation.reasoning import ReasoningAsk
-from graftwork.sessions.generation.request import GenerationRequest
-from graftwork.sessions.generation.usage import Charge, Expected, RequestAccount, kv_limits
+from graftwork.sessions.generation.request import GenerationRequest, kv_limits
+from graftwork.sessions.generation.usage import Charge, Expected, RequestAccount
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.text.encoding import Prompt
@@ -128,7 +128,7 @@ class TurnLauncher:
         """Reserves quota for a turn, stores it and runs it."""
         accounting, principal = self._dependencies.accounting, plan.principal
         limits = await accounting.limits_of(principal)
-        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(limits.tenant)))
+        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(limits, self._dependencies.pepper)))
         request = plan.request
         expected = Expected(
             expected_tokens,
@@ -235,6 +235,8 @@ class TurnLauncher:
         made_with = _made_with(plan.request, plan.encoder, dependencies.generator.description)
         if plan.principal.end_user_id is not None:
             made_with = {**made_with, "end_user": plan.principal.end_user_id}
+        if plan.principal.batch_id is not None:
+            made_with = {**made_with, "batch": plan.principal.batch_id}
         lease, turn = await dependencies.store.begin(plan.principal, plan.session, turn_id, plan.new_items, made_with)
         return TurnRunner(plan, lease, turn, account, dependencies)
 
@@ -271,8 +273,10 @@ class _TurnPrompt:
 
 def _charge(plan: TurnPlan) -> Charge:
     """Returns the fields of a turn's usage row that are known before the turn."""
-    request, session = plan.request, plan.session
-    return Charge(request.request_id, plan.principal, session.model, session.charged_id, request.tier.value)
+    request, session, principal = plan.request, plan.session, plan.principal
+    return Charge(
+        request.request_id, principal, session.model, session.charged_id, request.tier.value, principal.batch_id
+    )
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:

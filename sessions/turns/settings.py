@@ -104,10 +104,11 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
     """Returns the token budget of a turn's answer.
 
     The answer may have `max_tokens` of the sampling settings, but never more tokens than the prompt leaves free in the
-    context. Without `max_tokens`, it may have all free tokens.
+    context. Without `max_tokens`, it may have all free tokens. With a rolling window, see `token_budget`.
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
-    return token_budget(prompt_tokens, read_sampling(settings.sampling).token_limit, context_tokens, "input")
+    fields = read_sampling(settings.sampling)
+    return token_budget(prompt_tokens, fields.token_limit, context_tokens, "input", fields.rolling_window)
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

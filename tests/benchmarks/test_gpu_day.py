@@ -118,7 +118,7 @@ def test_a_dry_run_fills_every_table_but_no_figure_of_a_gpu(tmp_path: Path) -> N
     tables = {name: rows for phase in phases.values() for name, rows in phase["tables"].items()}
     assert tables.keys() == {
         *("versions", "device", "ceilings", "trials", "attention", "lora", "sampler"),
-        *("starts", "steps", "launches", "kernels", "copies", "adapter_loads", "resume"),
+        *("starts", "steps", "mixed_steps", "launches", "kernels", "copies", "adapter_loads", "resume"),
     }
     figures = [(table, *pair) for table, rows in tables.items() for row in rows for pair in figures_of(row)]
     assert [found for found in figures if found[1] not in NAMES | SIZES and found[2] is not None] == []

@@ -146,6 +146,40 @@ def test_a_quota_of_kv_moves_a_session_down_and_refuses_it_nothing(server: DemoS
     assert second["cache"]["cached_tokens"] == whole_pages * PAGE
 
 
+def test_tenants_of_an_organisation_share_its_kv(server: DemoServer) -> None:
+    """Two tenants have no more pages together than their organisation may have, and lose none that the disk can keep."""
+    page_bytes = 2 * 6 * PAGE * 64 * 4
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.admin_key()}"}) as admin:
+        organisation = admin.post("/v1/admin/organisations", json={"name": "Group"}).json()["id"]
+        path, keys = f"/v1/admin/organisations/{organisation}", []
+        quota = {"max_device_kv_bytes": 4 * page_bytes, "max_host_kv_bytes": 6 * page_bytes}
+        assert admin.put(f"{path}/quota", json=quota).status_code == 200
+        for name in ("One", "Two"):
+            tenant = admin.post("/v1/admin/tenants", json={"name": name}).json()["id"]
+            assert admin.put(f"{path}/tenants/{tenant}").status_code == 200
+            keys.append(admin.post(f"/v1/admin/tenants/{tenant}/keys", json={"name": "agent"}).json()["key"])
+
+    sessions = []
+    for key in keys:
+        client = httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
+        body = {"model": client.get("/v1/models").json()["data"][0]["id"], "tools": list(TOOLS.values())}
+        session = f"/v1/sessions/{client.post('/v1/sessions', json=body).json()['id']}"
+        usage = client.post(f"{session}/turns", json={"input": "Hello!"}).json()["usage"]
+        sessions.append((client, session, (usage["total_tokens"] - 1) // PAGE * page_bytes))
+    (one, first, first_bytes), (two, second, second_bytes) = sessions
+
+    def is_within(of_second: dict[str, Any]) -> bool:
+        of_first = one.get(f"{first}/cache").json()["tiers"]
+        sums = [of_first[tier]["bytes"] + of_second[tier]["bytes"] for tier in ("device", "host", "disk")]
+        return bool(sums[0] <= 4 * page_bytes and sums[1] <= 6 * page_bytes and sums[2] == first_bytes + second_bytes)
+
+    cache_once(two, second, is_within)
+    for client in (one, two):
+        client.close()
+
+    assert min(first_bytes, second_bytes) > 6 * page_bytes
+
+
 def cache_once(client: httpx.Client, path: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Returns the tiers of a session's history once they meet a condition."""
     deadline = time.monotonic() + 30

@@ -27,7 +27,7 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.transfer.plan import LayerGates, LoadFailed
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.scheduler.order.request_state import history_for
+from graftwork.engine.scheduler.validation import history_for
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
@@ -228,7 +228,7 @@ class HashDevice:
     def launch(self, plan: StepPlan) -> "HashFlight":
         adapters = {use.digest: self._adapters.get(use.digest) for piece in plan.slices for use in piece.adapters}
         self.num_awaited += sum(piece.awaits_token for piece in plan.slices)
-        self.num_gated += self.gates.is_waiting
+        self.num_gated += bool(self.gates.selected_loads)
         try:
             for layer in range(NUM_LAYERS):
                 self.gates.wait(layer)

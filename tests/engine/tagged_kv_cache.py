@@ -5,7 +5,7 @@ exactly its scope and prefix. Adapters of a few frames lie between the pages.
 """
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -255,12 +255,15 @@ class TaggedKvCache:
         copies: type[ManualCopyEngine] = ManualCopyEngine,
         adapter_copies: AdapterCopies | None = None,
         windows: PageWindows | None = None,
+        step_tokens: int = 1,
     ) -> None:
         self.clock = clock or ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
         self.device_memory = DeviceMemory(device, 64, torch.device("cpu"))
         self.copies = copies(self.disk, DeviceTags(self.device_memory))
         sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share, windows)
+        layer_window = 0 if windows is None else windows.window
+        sizes = replace(sizes, step_tokens=step_tokens, layer_window=layer_window)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.kv_cache = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = RecordingLoraBackend()
@@ -284,17 +287,23 @@ class TaggedKvCache:
     def compute(self, path: TokenPath, allocation: PageAllocation) -> None:
         """Replaces the forward pass: checks the tags of cached pages and writes the others."""
         pool, on_device = self.kv_cache.page_store.device, self.copies.tags[Tier.DEVICE]
-        for index, (page, tag) in enumerate(zip(allocation.pages, self.tags(path), strict=False)):
+        for index, page, tag in self.places(path, allocation):
             if index < len(allocation.tiers):
                 assert on_device[page] == tag, "a cached page holds the KV of another prefix"
             else:
                 assert pool.holders(page) == 1, "a page that is shared is written"
                 assert not pool.is_in_flight(page), "a page is written while it is copied"
                 on_device[page] = tag
-        for page in allocation.pages[len(self.tags(path)) :]:
+        for page in allocation.pages[len(self.places(path, allocation)) :]:
             on_device[page] = None
         if allocation.windows is not None:
             self.compute_windows(self.tags(path), len(allocation.tiers), allocation.windows)
+
+    def places(self, path: TokenPath, allocation: PageAllocation) -> list[tuple[int, PageId, Tag]]:
+        """Returns each whole page of an allocation: its number in the prompt, the page, and its tag."""
+        tags, sinks = self.tags(path), 0 if path.scope.rolling is None else -(-path.scope.rolling.sinks // self.size)
+        numbers = [*range(min(sinks, len(tags))), *range(sinks + allocation.num_given_up, len(tags))]
+        return [(index, page, tags[index]) for index, page in zip(numbers, allocation.pages, strict=False)]
 
     def compute_windows(self, tags: Sequence[Tag], num_cached: int, windows: WindowPages) -> None:
         """Does what `compute` does, for the pages of windowed layer groups."""

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event, make_url, text
 from sqlalchemy.exc import IntegrityError
 
-from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.database import Database, MustWait, ReadSession, WriteSession, may_wait
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.sqlite import SqliteReads
 
@@ -203,3 +203,35 @@ async def test_a_whole_write_that_awaits_something_else_is_refused(sqlite_databa
         await sqlite_database.write_whole(work)
 
     assert await sqlite_database.read_few(tenant_ids) == []
+
+
+async def test_a_whole_write_that_must_wait_begins_again(database: Database) -> None:
+    """What must wait is undone, and its work is called again where it may: on the event loop's thread."""
+    waits: list[tuple[bool, str]] = []
+
+    async def work(session: WriteSession) -> str:
+        waits.append((may_wait(session), threading.current_thread().name))
+        await session.execute(INSERT, {"id": f"ten_{len(waits)}"})
+        if not may_wait(session):
+            raise MustWait
+        await asyncio.sleep(0)
+        return "done"
+
+    found = await database.write_whole(work)
+
+    assert found == "done"
+    assert waits[-1] == (True, threading.current_thread().name)
+    assert await database.read_few(tenant_ids) == [f"ten_{len(waits)}"]
+
+
+async def test_a_whole_write_finds_what_is_attached(sqlite_database: Database) -> None:
+    """What is attached to the sessions of a database is there in a whole write too, on its own thread."""
+    sqlite_database.session_info["attached"] = "something"
+
+    async def work(session: WriteSession) -> tuple[object, bool, str]:
+        return session.info["attached"], may_wait(session), threading.current_thread().name
+
+    found, waits, thread = await sqlite_database.write_whole(work)
+
+    assert (found, waits) == ("something", False)
+    assert thread != threading.current_thread().name

@@ -14,7 +14,7 @@ from graftwork.platform.settings.values import parse_bytes
 
 if TYPE_CHECKING:
     from graftwork.api.sdk.client import Graftwork
-    from graftwork.platform.answers.admin import Quota, QuotaLimits
+    from graftwork.platform.answers.admin import Quota, QuotaLimits, QuotaUse
 
 app = typer.Typer(
     no_args_is_help=True, help="How much an organisation, tenant, key or end user may use. Needs GRAFTWORK_ADMIN_KEY."
@@ -27,6 +27,14 @@ _TEXTS = {
     "currency": "[A-Z]{3}",
 }
 """The limits that are text, and their form."""
+_USES = {
+    "max_sessions": "sessions",
+    "max_adapters": "adapters",
+    "max_adapter_bytes": "adapter_bytes",
+    "monthly_tokens": "monthly_tokens",
+    "monthly_budget": "monthly_costs",
+}
+"""The limits whose use the server tells, and its name there."""
 
 OwnerArgument = Annotated[
     str, typer.Argument(metavar="OWNER", help="The tenant's id or name, or an organisation's id.")
@@ -78,7 +86,7 @@ def show(
     each_user: EachUserFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the limits of a tenant, of one of its keys or end users, or of an organisation.
+    """Show the limits of a tenant, of one of its keys or end users, or of an organisation, and what is used of them.
 
     Example: graftwork quotas show acme
     """
@@ -96,10 +104,10 @@ def set_limits(
     requests_per_minute: Annotated[str | None, _option("Inference requests per minute.")] = None,
     tokens_per_minute: Annotated[str | None, _option("Prompt and completion tokens per minute.")] = None,
     max_concurrent_requests: Annotated[str | None, _option("Answers that are generated at the same time.")] = None,
-    max_adapters: Annotated[str | None, _option("Adapters it may keep.")] = None,
+    max_adapters: Annotated[str | None, _option("Adapters it may keep, or may have pushed first.")] = None,
     max_adapter_bytes: Annotated[str | None, _option("All its adapters together.", "SIZE")] = None,
     max_adapter_rank: Annotated[str | None, _option("The largest rank of an adapter.")] = None,
-    max_sessions: Annotated[str | None, _option("Open sessions.")] = None,
+    max_sessions: Annotated[str | None, _option("Open sessions, or those it may have begun.")] = None,
     max_device_kv_bytes: Annotated[str | None, _option("Its cache on the device; more moves out.", "SIZE")] = None,
     max_host_kv_bytes: Annotated[str | None, _option("Its cache on the host; more moves out.", "SIZE")] = None,
     max_file_bytes: Annotated[str | None, _option("All its files together.", "SIZE")] = None,
@@ -157,12 +165,26 @@ class _Chosen:
 def _show(quota: "Quota", as_json: bool) -> None:
     if as_json:
         return show_json(quota.raw)
-    return show_facts([(name.replace("_", " "), _shown(name, limit)) for name, limit in _limits(quota).items()])
+    used = getattr(quota, "used", None)
+    uses = {} if used is None else {limit: _used(name, used) for limit, name in _USES.items()}
+    return show_facts(
+        [
+            (name.replace("_", " "), _shown(name, limit) + (f" ({uses[name]} used)" if name in uses else ""))
+            for name, limit in _limits(quota).items()
+        ]
+    )
+
+
+def _used(name: str, used: "QuotaUse") -> str:
+    found = getattr(used, name)
+    if name == "monthly_costs":
+        return ", ".join(f"{cost.amount} {cost.currency}" for cost in found) or "0"
+    return _shown(name, found)
 
 
 def _limits(quota: "Quota") -> dict[str, int | str | None]:
     """Return every limit that this client knows by its name."""
-    return {name: getattr(quota, name) for name in type(quota).model_fields}
+    return {name: getattr(quota, name) for name in type(quota).model_fields if name != "used"}
 
 
 def _shown(name: str, limit: int | str | None) -> str:

@@ -55,6 +55,10 @@ def check(
     sinks: Annotated[
         int | None, typer.Option(min=0, help="With --window: the first tokens that stay in sight (default: 4).")
     ] = None,
+    kv_budget: Annotated[
+        int | None,
+        typer.Option(min=1, help="It answers from so many tokens of each prompt: the last quarter of a text."),
+    ] = None,
     against_dtype: Annotated[str, typer.Option(help="The dtype of its parent.")] = "auto",
     device: Device = None,
     max_kl: Annotated[float, typer.Option(min=0.0, help="The most KL divergence, in nats a token.")] = 0.05,
@@ -73,15 +77,15 @@ def check(
     from graftwork.engine.core.config import EngineConfig
     from graftwork.engine.evaluation.gate import Limits, judge
 
-    rolling, where = _window(window, sinks), device or "auto"
-    pieces = _pieces(model, against, texts, tokens, rolling)
+    forgets, where = Forgetting(*_sampled(window, sinks, kv_budget)), device or "auto"
+    pieces = _pieces(model, against, texts, tokens, forgets)
     candidate = EngineConfig(
         model=model, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, device=where, host_kv_bytes=0
     )
     origin = None
     if against is not None:
         origin = EngineConfig(model=against, dtype=against_dtype, device=where, host_kv_bytes=0)
-    figures, parent, divergence, memory = _measure(candidate, rolling, origin, pieces, quiet=as_json)
+    figures, parent, divergence, memory = _measure(candidate, forgets, origin, pieces, quiet=as_json)
     verdict = None
     if parent is not None and divergence is not None:
         verdict = judge(figures, parent, divergence, Limits(max_kl, min_agreement, max_perplexity_ratio))
@@ -102,36 +106,61 @@ class _Measured(NamedTuple):
     memory: dict[str, int]
 
 
-def _window(window: int | None, sinks: int | None) -> "RollingWindow | None":
-    """Returns what the tokens of the model attend to; None for all before each. Raises InvalidRequest for sinks alone."""
+class Forgetting(NamedTuple):
+    """What the model does not attend to."""
+
+    window: "RollingWindow | None"
+    kv_budget: int | None
+
+    @property
+    def seen(self) -> int:
+        """The tokens that stay in sight; 0 if all do."""
+        if self.kv_budget is not None:
+            return self.kv_budget
+        return 0 if self.window is None else self.window.sinks + self.window.window
+
+    def starts(self, pieces: "Sequence[Sequence[int]]") -> list[int]:
+        """Returns the first position of each piece at which something may be forgotten that is measured."""
+        from graftwork.engine.evaluation.forced_decoding import prompt_tokens
+
+        return [0 if self.kv_budget is None else prompt_tokens(len(piece)) for piece in pieces]
+
+
+_FORGETS_NOTHING = Forgetting(None, None)
+
+
+def _sampled(window: int | None, sinks: int | None, kv_budget: int | None) -> "tuple[RollingWindow | None, int | None]":
+    """Returns the options as a request would have them. Raises InvalidRequest for what no request may have."""
     from graftwork.engine.core.sampling import SamplingParams
 
-    sampling = SamplingParams(max_tokens=1, attention_window=window, attention_sinks=sinks)
+    sampling = SamplingParams(max_tokens=1, attention_window=window, attention_sinks=sinks, kv_budget=kv_budget)
     sampling.check()
-    return sampling.rolling_window
+    return sampling.rolling_window, kv_budget
 
 
 def _measure(
     candidate: "EngineConfig",
-    window: "RollingWindow | None",
+    forgets: Forgetting,
     parent: "EngineConfig | None",
     pieces: Sequence[tuple[int, ...]],
     *,
     quiet: bool,
 ) -> _Measured:
     """Runs a model over texts, and its parent before, if there is one. The parent attends to all tokens."""
-    from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows
+    from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows, RowsFrom
 
-    own = LikelihoodMeter(pieces)
+    own, starts = LikelihoodMeter(pieces), forgets.starts(pieces)
     theirs, meter = LikelihoodMeter(pieces), None
     with tempfile.TemporaryDirectory(prefix="graftwork-model-check-") as folder:
         if parent is not None:
             with _loaded(parent) as scorer:
                 rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
-                _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=quiet)
+                counted = RowsFrom(pieces, starts, theirs.take) if any(starts) else theirs
+                _score(scorer, pieces, "parent", (counted.take, rows.put), quiet=quiet)
             meter = DivergenceMeter(rows)
-        with _loaded(candidate, window) as scorer:
-            takes = (own.take,) if meter is None else (own.take, meter.take)
+        with _loaded(candidate, forgets) as scorer:
+            takes = [own.take] if meter is None else [own.take, meter.take]
+            takes = [RowsFrom(pieces, starts, take).take for take in takes] if any(starts) else takes
             _score(scorer, pieces, "model", takes, quiet=quiet)
             memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
     if meter is None:
@@ -139,11 +168,9 @@ def _measure(
     return _Measured(own.figures(), theirs.figures(), meter.figures(), memory)
 
 
-def _pieces(
-    model: Path, against: Path | None, texts: Path, most: int, window: "RollingWindow | None"
-) -> list[tuple[int, ...]]:
-    """Returns the texts as pieces of token ids, each long enough for a window. Raises InvalidRequest if there is nothing to
-    compare.
+def _pieces(model: Path, against: Path | None, texts: Path, most: int, forgets: Forgetting) -> list[tuple[int, ...]]:
+    """Returns the texts as pieces of token ids, each long enough for a window or a budget. Raises InvalidRequest if there is
+    nothing to compare.
     """
     from graftwork.sessions.text.model_files import ModelFolder
 
@@ -156,7 +183,7 @@ def _pieces(
         )
     files = sorted(texts.glob("*.txt")) if texts.is_dir() else [texts]
     pieces: list[tuple[int, ...]] = []
-    seen = 0 if window is None else window.sinks + window.window
+    seen = forgets.seen
     length = min(max(_TEXT_TOKENS, _WINDOWS_OF_PIECE * seen), folder.context_tokens - 1)
     for file in files:
         try:
@@ -170,7 +197,9 @@ def _pieces(
             pieces += [piece] if len(piece := token_ids[start : start + min(length, left)]) > 1 else []
     if not pieces:
         raise InvalidRequest(f"--texts: {texts} has no text of two tokens: give what your users write.", param="texts")
-    if seen and max(map(len, pieces)) <= seen:
+    if forgets.kv_budget is not None:
+        pieces = _decoded(pieces, forgets.kv_budget)
+    elif seen and max(map(len, pieces)) <= seen:
         raise InvalidRequest(
             f"--window: the longest text has {max(map(len, pieces))} tokens, and sinks and window reach over {seen}, so "
             "nothing would be out of sight: give longer texts, more --tokens, or a smaller window.",
@@ -179,11 +208,25 @@ def _pieces(
     return pieces
 
 
+def _decoded(pieces: list[tuple[int, ...]], kv_budget: int) -> list[tuple[int, ...]]:
+    """Returns the pieces whose prompts are at least twice the budget. Raises InvalidRequest if there are none."""
+    from graftwork.engine.evaluation.forced_decoding import prompt_tokens
+
+    long = [piece for piece in pieces if prompt_tokens(len(piece)) >= 2 * kv_budget]
+    if not long:
+        raise InvalidRequest(
+            f"--kv-budget: the longest text has {max(map(len, pieces))} tokens, and three quarters of it must be twice the "
+            f"budget of {kv_budget}: give longer texts, more --tokens, or a smaller budget.",
+            param="kv_budget",
+        )
+    return long
+
+
 @contextmanager
-def _loaded(config: "EngineConfig", window: "RollingWindow | None" = None) -> "Iterator[TextScorer]":
+def _loaded(config: "EngineConfig", forgets: Forgetting = _FORGETS_NOTHING) -> "Iterator[TextScorer]":
     from graftwork.engine.evaluation.text_scorer import TextScorer
 
-    with closing(TextScorer(config, window)) as scorer:
+    with closing(TextScorer(config, forgets.window, forgets.kv_budget)) as scorer:
         yield scorer
 
 

@@ -38,6 +38,7 @@ def push(
     run: Annotated[str | None, typer.Option(help="The training run, as an id or an address.")] = None,
     parent: Annotated[str | None, typer.Option(help="The version it was trained from, such as support@3.")] = None,
     data_digest: Annotated[str | None, typer.Option(help="The sha256:… of the training data.")] = None,
+    user: Annotated[str | None, typer.Option(help="The end user in whose limit a new adapter counts.")] = None,
     digest: Annotated[
         str | None,
         typer.Option(help="The sha256:… of the files at https://…: cat CONFIG WEIGHTS | sha256sum."),
@@ -57,7 +58,13 @@ def push(
         if name is not None:
             raise typer.BadParameter("Give the name once: before the source, or with --name.")
         what, name = second, what
-    fields: dict[str, Any] = {"promote": promote, "run": run, "parent": parent, "data_digest": data_digest}
+    fields: dict[str, Any] = {
+        "promote": promote,
+        "run": run,
+        "parent": parent,
+        "data_digest": data_digest,
+        "user": user,
+    }
     if what.startswith(_SOURCES):
         return _fetch(what, name, fields | {"digest": digest, "wait": wait}, as_json)
     if digest is not None or not wait:

@@ -71,7 +71,9 @@ class ModelSizes:
         model, streams = self.model, self.model.streams
         if streams is None:
             return 0
-        return (2 * (streams.count - 1) * model.hidden_size + model.num_layers * streams.input_width) * model.hidden_size
+        return (
+            2 * (streams.count - 1) * model.hidden_size + model.num_layers * streams.input_width
+        ) * model.hidden_size
 
     @property
     def _stream_tables(self) -> int:

@@ -15,10 +15,7 @@ export const identity = {
   /** Whether an operator may change anything. The role `operator-readonly` only reads, and the server refuses the rest. */
   get mayChange() { return this.current?.may_change ?? false; },
   /** Whether this is a person with the role tenant-admin in the tenant in which they act. No key may do what they may. */
-  get managesTenant() {
-    const { person, tenant, tenants } = this.current ?? {};
-    return Boolean(person && tenant) && tenants.some((one) => one.id === tenant.id && one.role === "tenant-admin");
-  },
+  get managesTenant() { return manages(this.current ?? {}); },
   can(scope) { return this.current?.tenant?.scopes.includes(scope) ?? false; },
 };
 
@@ -47,8 +44,14 @@ function take(session) {
   return before === null || who(before) === who(session);
 }
 
+function manages({ person, tenant, tenants }) {
+  return Boolean(person && tenant) && tenants.some((one) => one.id === tenant.id && one.role === "tenant-admin");
+}
+
+/** Everything by which the frame and the pages are chosen. If it differs after a sign-in, the page begins anew. */
 function who(session) {
-  return `${session.role} ${session.tenant?.id ?? ""} ${session.may_change}`;
+  const scopes = [...session.tenant?.scopes ?? []].sort();
+  return JSON.stringify([session.role, session.tenant?.id, session.may_change, session.person?.id, manages(session), scopes]);
 }
 
 /** What a person may act as: [{id, label}], where the operator has no id. Empty for a key. */

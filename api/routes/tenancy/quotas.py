@@ -18,9 +18,9 @@ EndUser = Annotated[str | None, Query(min_length=1, max_length=MAX_USER_CHARACTE
 
 
 @router.get("/organisations/{organisation_id}/quota")
-async def get_organisation_quota(organisation_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
-    """Get all limits of an organisation, which its tenants share. Null means no limit."""
-    return await resources.tenancy.limits.get(LimitOwner.organisation(OrganisationId(organisation_id)))
+async def get_organisation_quota(organisation_id: str, resources: ForAdmin, _: Admin) -> answers.OwnerQuota:
+    """Get all limits of an organisation, which its tenants share, and what they use of them. Null means no limit."""
+    return await resources.limit_use.get(LimitOwner.organisation(OrganisationId(organisation_id)))
 
 
 @router.put("/organisations/{organisation_id}/quota")
@@ -33,9 +33,9 @@ async def set_organisation_quota(
 
 
 @router.get("/tenants/{tenant_id}/quota")
-async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
-    """Get all limits of a tenant. Null means no limit."""
-    return await resources.tenancy.limits.get(LimitOwner.tenant(TenantId(tenant_id)))
+async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.OwnerQuota:
+    """Get all limits of a tenant, and what it uses of them. Null means no limit."""
+    return await resources.limit_use.get(LimitOwner.tenant(TenantId(tenant_id)))
 
 
 @router.put("/tenants/{tenant_id}/quota")
@@ -46,9 +46,9 @@ async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin,
 
 
 @router.get("/tenants/{tenant_id}/keys/{key_id}/quota")
-async def get_key_quota(tenant_id: str, key_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
-    """Get all limits of an API key. Null means no limit but those of its tenant."""
-    return await resources.tenancy.limits.get(LimitOwner.key(TenantId(tenant_id), KeyId(key_id)))
+async def get_key_quota(tenant_id: str, key_id: str, resources: ForAdmin, _: Admin) -> answers.OwnerQuota:
+    """Get all limits of an API key, and what it uses of them. Null means no limit but those of its tenant."""
+    return await resources.limit_use.get(LimitOwner.key(TenantId(tenant_id), KeyId(key_id)))
 
 
 @router.put("/tenants/{tenant_id}/keys/{key_id}/quota")
@@ -61,9 +61,9 @@ async def set_key_quota(
 
 
 @router.get("/tenants/{tenant_id}/user_quota")
-async def get_user_quota(tenant_id: str, resources: ForAdmin, _: Admin, user: EndUser = None) -> answers.Quota:
+async def get_user_quota(tenant_id: str, resources: ForAdmin, _: Admin, user: EndUser = None) -> answers.OwnerQuota:
     """Get the limits of one end user of a tenant; without `user`, those of each end user without limits of its own."""
-    return await resources.tenancy.limits.get(LimitOwner.user(TenantId(tenant_id), user))
+    return await resources.limit_use.get(LimitOwner.user(TenantId(tenant_id), user))
 
 
 @router.put("/tenants/{tenant_id}/user_quota")

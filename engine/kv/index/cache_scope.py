@@ -67,7 +67,7 @@ class CacheScopes:
         if window is None:
             return self.with_public_pages(own, adapters, public_pages)
         bounds = struct.pack(">QQ", window.sinks, window.window)
-        return PrefixScope(CacheScope(framed_digest(_WINDOW_TAG, own, bounds)))
+        return PrefixScope(CacheScope(framed_digest(_WINDOW_TAG, own, bounds)), rolling=window)
 
     def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
         """Returns the cache scopes of a prompt whose first `public_pages` pages are shared by all tenants.

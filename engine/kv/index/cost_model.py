@@ -101,6 +101,14 @@ class LoadCost:
                 counts[tier] += num_pages
         return best
 
+    def saves(self, tiers: Sequence[Tier], total_tokens: int, cached_tokens: int) -> bool:
+        """Returns whether to load pages from `tiers` is faster than to compute the first `cached_tokens` of `total_tokens`
+        tokens again.
+        """
+        loading = self.host.seconds(tiers.count(Tier.HOST)) + self.disk.seconds(tiers.count(Tier.DISK))
+        rest = self.prefill.seconds(total_tokens - cached_tokens, cached_tokens)
+        return loading + rest < self.prefill.seconds(total_tokens, 0)
+
 
 UNMEASURED = LoadCost(TransferCost(0.0, 1.0), TransferCost(0.0, 1.0), PrefillCost(1.0, 0.0, 0.0))
 """The costs of an engine that has not been measured and serves no requests yet."""

@@ -81,7 +81,9 @@ class EvictionPolicy:
         """Returns whether no prompt can continue after a page of tokens: no page follows it, and the pages of windowed
         layer groups beside it are gone.
         """
-        return node.window_group is None and node.first_child is None and not self.is_on_disk(window_key(node.key, 0))
+        if node.window_group is not None or node.first_child is not None or node.is_apart:
+            return False
+        return not self.is_on_disk(window_key(node.key, 0))
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
         """Returns whether a tier below `tier` has a copy of the node's page, so that eviction from `tier` loses

@@ -145,6 +145,16 @@ class EvictionQueue:
         """
         return None if self._lowest_entry(domain) is None else self.pop(domain)
 
+    def pop_of_largest(self, domains: Iterable[Domain]) -> Node | None:
+        """Removes the lowest-ranked page of the domain with most pages, of those in `domains` that have one to evict.
+
+        Returns the page's node, or None if no page of these domains can be evicted.
+        """
+        for domain in sorted(domains, key=lambda one: (-self.used_pages(one), one)):
+            if (node := self.pop_or_none(domain)) is not None:
+                return node
+        return None
+
     def _first_above_reserve(self) -> Domain | None:
         reserve = self.reserve_pages()
         while self._domain_heap:

@@ -3,7 +3,10 @@
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.kv.index.page_windows import PageWindows, frames_for
+from graftwork.engine.kv.index.rolling_pages import RollingPages
 
 _DEVICE_SIZES = range(1 << 40)
 """Possible sizes of a device, in pages."""
@@ -35,15 +38,31 @@ class KvSizes:
     """The share of the device's frames that adapters can always get, in [0, 1]."""
     windows: PageWindows | None = None
     """What layer groups with a window keep. None if the model has one group of layers, so that a page holds all layers."""
+    step_tokens: int = 1
+    """The most tokens of one request that the steps in flight compute together."""
+    layer_window: int = 0
+    """The most tokens that a layer with a window of its own sees; 0 without such layers."""
 
     @property
     def frames_of_page(self) -> int:
         """How many frames hold the KV of one page of tokens, in all layer groups."""
         return 1 if self.windows is None else 1 + self.windows.num_groups
 
-    def frames_for(self, num_tokens: int) -> int:
-        """Returns the most frames that a request with `num_tokens` tokens holds at a time, over all layer groups."""
-        return frames_for(num_tokens, self.page_tokens, self.windows)
+    def rolling_pages(self, window: RollingWindow | None) -> RollingPages | None:
+        """Returns which pages requests with a rolling window keep; None for requests without one, which keep all."""
+        if window is None:
+            return None
+        return RollingPages.of(window, self.page_tokens, self.step_tokens, self.layer_window)
+
+    def frames_for(self, num_tokens: int, window: RollingWindow | None = None) -> int:
+        """Returns the most frames that a request with `num_tokens` tokens holds at a time, over all layer groups. `window`
+        is its rolling window.
+        """
+        frames = frames_for(num_tokens, self.page_tokens, self.windows)
+        rolling = self.rolling_pages(window)
+        if rolling is None:
+            return frames
+        return frames - pages_for(num_tokens, self.page_tokens) + rolling.most_pages(num_tokens)
 
     @property
     def lora_floor_pages(self) -> int:

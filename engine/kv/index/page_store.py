@@ -1,7 +1,7 @@
 """Manages the KV pages of the device and the host: allocation, eviction and the prefix tree.
 
 Owns the page pool and the eviction queue of each of these two tiers, the tree, and the limits of each domain (usually
-one tenant). Never copies a page: the offloader saves pages before they are evicted.
+one tenant) and of groups of domains. Never copies a page: the offloader saves pages before they are evicted.
 
 Invariant: each page that can be evicted is in the eviction queue of its tier, with its present rank or a lower one. So
 every change that lowers the rank of a page puts the page into the queue again (`requeue`). When leases expire, their
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.core.requests import NO_KV_LIMITS, KvFileKey, KvLimits
+from graftwork.engine.core.requests import KvFileKey
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.eviction_queue import (
@@ -27,6 +27,7 @@ from graftwork.engine.kv.index.eviction_queue import (
     Ranking,
     evict_one,
 )
+from graftwork.engine.kv.index.kv_limits import KvLimit, KvLimitTable
 from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.index.page_pool import PagePool
 from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node, RadixTree
@@ -107,9 +108,9 @@ class PageStore:
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
         """The users of memory besides KV pages, by tier: the adapters on the device, and none on the host."""
+        self.limits = KvLimitTable()
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
-        self._limits: dict[Domain, KvLimits] = {}
         self._eviction_reasons: OrderedDict[PageKey, MissReason] = OrderedDict()
 
     def pool(self, tier: Tier) -> PagePool:
@@ -219,27 +220,22 @@ class PageStore:
                     for gone in (removed.key, *self.windows.keys(removed.owner.key)):
                         self.disk.forget(gone)
 
-    def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets the most bytes that the KV pages of a domain (usually one tenant) may take on each tier. Evicts nothing."""
-        if limits == NO_KV_LIMITS:
-            self._limits.pop(domain, None)
-        else:
-            self._limits[domain] = limits
-
-    def excess_pages(self, tier: Tier, domain: Domain) -> int:
-        """Returns by how many pages `domain` (usually one tenant) exceeds its limit on `tier`; 0 if it does not."""
-        limits = self._limits.get(domain, NO_KV_LIMITS)
-        max_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
+    def excess_pages(self, tier: Tier, limit: KvLimit) -> int:
+        """Returns by how many pages the domains of a limit exceed it together on `tier`; 0 if they do not."""
+        max_bytes = limit.max_bytes(tier)
         if max_bytes is None:
             return 0
-        return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
+        used = sum(self.used_pages(tier, domain) for domain in limit.domains)
+        return max(used - max_bytes // self.sizes.page_bytes, 0)
 
-    def enforce_limit(self, tier: Tier, domain: Domain) -> None:
-        """Evicts idle pages of `domain` (usually one tenant) from `tier` until the domain is within its limit there.
+    def enforce_limit(self, tier: Tier, limit: KvLimit) -> None:
+        """Evicts idle pages of the limit's domains (usually tenants) from `tier` until they are within it there.
 
-        Stops before that if no page of the domain can be evicted.
+        The domain with most pages loses one first, so that none of them pushes out the others. Stops before that if no
+        page can be evicted.
         """
-        while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
+        queue = self._queues[tier]
+        while self.excess_pages(tier, limit) and (node := queue.pop_of_largest(limit.domains)) is not None:
             self.evict(node, tier, MissReason.EVICTED_QUOTA)
 
     # ---- changes of a page's state ----------------------------------------------------------------------------
@@ -293,8 +289,8 @@ class PageStore:
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease
-        if nodes:
-            self._lease_expiries.add(lease.until, nodes[-1])
+        for node in [*(node for node in nodes[:-1] if node.is_apart), *nodes[-1:]]:
+            self._lease_expiries.add(lease.until, node)
 
     # ---- evicted pages ----------------------------------------------------------------------------------------
 
@@ -338,6 +334,7 @@ class PageStore:
         self.host.check_integrity()
         self.tree.check_integrity()
         self._lease_expiries.check_integrity()
+        self.limits.check_integrity()
         for tier, queue in self._queues.items():
             queue.check_integrity(self.tree.nodes_on(tier))
 

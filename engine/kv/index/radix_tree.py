@@ -59,6 +59,8 @@ class Node:
     """The windowed layer group whose page this is (see window_pages.py); None for a page of the first layer group."""
     is_tail: bool = False
     """Whether a windowed page belongs to the end of a cached prompt, or to a place where prompts branch."""
+    is_apart: bool = False
+    """Whether pages between the parent and this page may be missing (see rolling_pages.py)."""
 
     @property
     def in_tree(self) -> bool:
@@ -197,14 +199,18 @@ class RadixTree:
         self.touch(nodes)
         return nodes
 
-    def add_node(self, scope: PrefixScope, parent: Node | None, key: PageKey, domain: Domain) -> Node:
+    def add_node(
+        self, scope: PrefixScope, parent: Node | None, key: PageKey, domain: Domain, apart_at: int | None = None
+    ) -> Node:
         """Adds a node that has no page on any tier yet, and returns it. `key` is the key of its page.
 
-        The caller must call `add_copy` for the node before anything else uses the tree.
+        The caller must call `add_copy` for the node before anything else uses the tree. `apart_at` is the number of pages
+        before this one if the parent is not the last of them.
         """
-        depth = 0 if parent is None else parent.depth + 1
+        depth = (0 if parent is None else parent.depth + 1) if apart_at is None else apart_at
         charged = self._same_domain(domain) if scope.at(depth) == scope.own else PUBLIC
         node = Node(parent, key, depth, charged, self._ticks, outlives_sessions=charged == PUBLIC)
+        node.is_apart = apart_at is not None
         self._attach(node)
         return node
 

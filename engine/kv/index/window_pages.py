@@ -15,6 +15,7 @@ WindowPages owns which pages a request holds. PrefixWindows owns nothing, and st
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from graftwork.engine.core.prefix_keys import PageKey
@@ -101,7 +102,7 @@ class PrefixWindows:
         usable = most
         while usable > 0:
             needed = range(usable - 1, self._windows.first_needed(usable) - 1, -1)
-            missing = next((index for index in needed if not self._is_there(nodes, disk_keys, index)), None)
+            missing = next((index for index in needed if not self._are_there(nodes, disk_keys, index)), None)
             if missing is None:
                 break
             usable = missing  # all prefixes between need this page too
@@ -126,12 +127,13 @@ class PrefixWindows:
         """Returns the keys of the pages of the windowed groups beside a page of tokens."""
         return [window_key(page, group) for group in self.groups]
 
-    def insert(self, nodes: Sequence[Node], held: WindowPages) -> None:
+    def insert(self, nodes: Sequence[Node], held: WindowPages, num_given_up: int = 0) -> None:
         """Adds the windowed pages of a request to the tree, beside its pages of tokens `nodes`, which are on the device.
 
-        Keeps the pages that the tree has already. The caller still holds its own.
+        Keeps the pages that the tree has already. The caller still holds its own. The request has given up
+        `num_given_up` of its first pages, which are not among `nodes`.
         """
-        for node, frames in zip(nodes[held.first :], held.frames, strict=False):
+        for node, frames in zip(nodes[held.first - num_given_up :], held.frames, strict=False):
             for group, frame in enumerate(frames):
                 window = self._tree.window_of(node, group) or self._tree.add_window(node, group)
                 self._tree.add_copy_if_absent(window, frame)
@@ -160,12 +162,20 @@ class PrefixWindows:
 
     def tail_nodes(self, nodes: Sequence[Node]) -> list[Node]:
         """Returns the nodes of the windowed pages from which a path of the tree is continued."""
-        return [window for index in self.tail(len(nodes)) for window in self._tree.windows_of(nodes[index])]
+        if self._windows is None or not nodes:
+            return []
+        first = self._windows.first_needed(nodes[-1].depth + 1)
+        last = list(takewhile(lambda node: node.depth >= first, reversed(nodes)))
+        return [window for node in reversed(last) for window in self._tree.windows_of(node)]
 
-    def _is_there(self, nodes: Sequence[Node], disk_keys: Sequence[PageKey], index: int) -> bool:
-        """Returns whether all windowed groups have their page beside page `index` of a prompt, on any tier."""
+    def _are_there(self, nodes: Sequence[Node], disk_keys: Sequence[PageKey], index: int) -> bool:
         node = nodes[index] if index < len(nodes) else None
-        key = disk_keys[index - len(nodes)] if node is None else node.key
+        return self.are_beside(node, disk_keys[index - len(nodes)] if node is None else node.key)
+
+    def are_beside(self, node: Node | None, key: PageKey) -> bool:
+        """Returns whether all windowed groups have their page beside a page of tokens, on any tier. `node` is its node, if
+        the tree has one.
+        """
         return all(
             (node is not None and self._tree.window_of(node, group) is not None)
             or self._disk.holds(window_key(key, group))

@@ -5,9 +5,9 @@ first load. Invariant: pages that are in flight are never evicted. A load marks 
 other pages are evicted to make room. It marks its target pages as in flight before the copy begins.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from operator import itemgetter
 
 from graftwork.engine.core.prefix_keys import PageKey, PrefixScope, page_keys, pages_for
 from graftwork.engine.core.tiers import PageId, Tier
@@ -26,13 +26,35 @@ class PrefixMatch:
     """The pages on the device or the host, first page first."""
     disk_keys: tuple[PageKey, ...]
     """The keys of the pages after `nodes`; these pages are only on disk."""
+    rolling: tuple[int, ...] | None = None
+    """Of a prompt with a rolling window, which has only the pages that it needs: their numbers in the prompt, `nodes` first.
+    Any of them may be only on disk. None for other prompts.
+    """
+    rolling_end: int = 0
+    """With `rolling`, the number of pages of the prefix, given up ones included."""
 
     def __len__(self) -> int:
-        return len(self.nodes) + len(self.disk_keys)
+        return len(self.nodes) + len(self.disk_keys) if self.rolling is None else self.rolling_end
 
     def first(self, num_pages: int) -> "PrefixMatch":
-        """Returns the first `num_pages` pages of the prefix."""
+        """Returns the first `num_pages` pages of the prefix: all or none with a rolling window."""
+        if self.rolling is not None and num_pages == self.rolling_end:
+            return self
         return PrefixMatch(self.nodes[:num_pages], self.disk_keys[: max(num_pages - len(self.nodes), 0)])
+
+    def places(self) -> list[tuple[int, Node | None, PageKey]]:
+        """Returns each page in the order of the prompt: its number, its node if it is not only on disk, and its key."""
+        found = [*((node, node.key) for node in self.nodes), *((None, key) for key in self.disk_keys)]
+        if self.rolling is None:
+            return [(index, *one) for index, one in enumerate(found)]
+        return sorted(((index, *one) for index, one in zip(self.rolling, found, strict=True)), key=itemgetter(0))
+
+    def tiers(self, tier_of: Callable[[Node | None], Tier]) -> tuple[Tier, ...]:
+        """Returns the tier of each page of the prefix. A page that was given up counts where the next one is."""
+        tiers: list[Tier] = []
+        for index, node, _ in self.places():
+            tiers += [tier_of(node)] * (index + 1 - len(tiers))
+        return (*tiers, *[tiers[-1] if tiers else Tier.DEVICE] * (len(self) - len(tiers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +84,8 @@ class PageAllocation:
     loads: frozenset[TransferPlan]
     windows: WindowPages | None = None
     """The pages of the windowed layer groups; None if the model has one group. They may end before `pages`."""
+    num_given_up: int = 0
+    """The pages after the sinks that a request with a rolling window does not need: they are not in `pages`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +95,10 @@ class _Load:
     tier: Tier
     node: Node | None
     """None if the tree has no node of the page yet, because it is only on disk."""
-    index: int = 0
-    """The page of tokens that it belongs to, for a page of a windowed layer group."""
+    index: int
+    """The number in the prompt of the page of tokens, or of that beside which a windowed layer group's page is."""
+    key: PageKey
+    """The key of the page of tokens."""
     group: int | None = None
     """The windowed layer group; None for a page of the first group."""
 
@@ -106,13 +132,12 @@ class PageLoader:
         until the caller releases them. Returns None and allocates nothing if there is no room.
         """
         page_store, sizes = self._page_store, self._page_store.sizes
-        on_device, loads = self._worth_loading(match, num_tokens)
-        num_cached = len(on_device) + len(loads)
-        tail = self._tail(match, num_cached)
-        held = [node.device for node in on_device if node.device is not None]
+        found = self._worth_loading(match, num_tokens)
+        loads, tail, num_cached = _loads(found), self._tail(found), len(found)
+        held = [node.device for node in found.nodes if node.device is not None]
         kept = [*held, *tail.held.values()]
         page_store.device.hold(kept)
-        num_pages = pages_for(num_tokens, sizes.page_tokens) - len(on_device)
+        num_pages = len(loads) + self._num_new_pages(path, num_cached, num_tokens)
         missing = num_pages + len(tail.loads) + self._new_window_frames(num_cached, num_tokens)
         has_room = page_store.could_allocate(Tier.DEVICE, missing)
         if not has_room or self._make_room([*loads, *tail.loads], missing, path.domain) < missing:
@@ -120,14 +145,18 @@ class PageLoader:
             return None
         frames = page_store.device.allocate(missing)
         pages, window_frames = frames[:num_pages], frames[num_pages:]
-        tiers = [self._tier_of(node) for node in on_device] + [load.tier for load in loads]
-        self._load(path, on_device, [*loads, *tail.loads], [*pages[: len(loads)], *window_frames])
-        nodes = page_store.tree.walk(path.scope, path.token_ids, path.known_keys)[:num_cached]
+        tiers = found.tiers(self._tier_of)
+        by_index = {index: node for index, node, _ in found.places() if node is not None}
+        self._load(path, by_index, [*loads, *tail.loads], [*pages[: len(loads)], *window_frames])
+        nodes = [by_index[index] for index, _, _ in found.places()]
         used = [*nodes, *page_store.windows.tail_nodes(nodes)]
         page_store.tree.touch(used)
         pending = frozenset(self._in_flight[node] for node in used if node in self._in_flight)
         windows = None if sizes.windows is None else self._held_windows(tail, window_frames)
-        return PageAllocation(held + pages, tuple(tiers), pending, windows)
+        cached = [node.device for node in nodes if node.device is not None]
+        return PageAllocation(
+            cached + pages[len(loads) :], tiers, pending, windows, num_given_up=num_cached - len(cached)
+        )
 
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
         """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
@@ -136,16 +165,14 @@ class PageLoader:
         load, they can be evicted.
         """
         page_store = self._page_store
-        on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
-        loads = self._pages_off_device(match, len(on_device))
-        tail = self._tail(match, len(match))
-        held = [*(node.device for node in on_device if node.device is not None), *tail.held.values()]
+        loads, tail = _loads(match), self._tail(match)
+        held = [*(node.device for node in match.nodes if node.device is not None), *tail.held.values()]
         page_store.device.hold(held)
         all_loads = [*loads, *tail.loads]
         pages = page_store.device.allocate(self._make_room(all_loads, len(all_loads), path.domain))
-        self._load(path, on_device, all_loads, pages)
-        num_loaded = len(on_device) + min(len(pages), len(loads))
-        nodes = page_store.tree.walk(path.scope, path.token_ids, path.known_keys)[:num_loaded]
+        by_index = {index: node for index, node, _ in match.places() if node is not None}
+        self._load(path, by_index, all_loads, pages)
+        nodes = [node for _, node in sorted(by_index.items(), key=itemgetter(0)) if node.device is not None]
         page_store.tree.touch([*nodes, *page_store.windows.tail_nodes(nodes)])
         page_store.release(Tier.DEVICE, [*pages, *held])
         return nodes
@@ -180,43 +207,50 @@ class PageLoader:
         for node in self._page_store.tree.nodes_on(Tier.DEVICE):
             assert not node.is_loading or node in self._in_flight, "a page waits for a load that does not run"
 
-    def _tier_of(self, node: Node) -> Tier:
-        plan = self._in_flight.get(node)
-        return Tier.DEVICE if plan is None else plan.kind.source
+    def _tier_of(self, node: Node | None) -> Tier:
+        """Returns the tier that has a cached page before loads begin. A page that is being loaded counts where it was."""
+        plan = None if node is None else self._in_flight.get(node)
+        return plan.kind.source if plan is not None else _source(node)
 
-    def _pages_off_device(self, match: PrefixMatch, start: int) -> list[_Load]:
-        """Returns the loads of the cached pages after the first `start`."""
-        on_host = [_Load(Tier.HOST, node) for node in match.nodes[start:]]
-        return [*on_host, *(_Load(Tier.DISK, None) for _ in match.disk_keys)]
+    def _worth_loading(self, match: PrefixMatch, num_tokens: int) -> PrefixMatch:
+        """Returns the cached pages that are on the device, and those after them of which a load saves time.
 
-    def _worth_loading(self, match: PrefixMatch, num_tokens: int) -> tuple[list[Node], list[_Load]]:
-        """Returns the cached pages that are on the device, and the loads of those after them that save time.
-
-        Together they are a prefix that can be continued.
+        Together they are a prefix that can be continued. With a rolling window, it is all of the match or nothing.
         """
-        on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
-        loads = self._pages_off_device(match, len(on_device))
+        loads, size = _loads(match), self._page_store.sizes.page_tokens
+        if match.rolling is not None:
+            tiers = [load.tier for load in loads]
+            saves = not loads or self._costs.cost.saves(tiers, num_tokens, len(match) * size)
+            return match if saves else match.first(0)
+        most = len(match)
         if loads:
-            tiers = [Tier.DEVICE] * len(on_device) + [load.tier for load in loads]
-            loads = loads[: self._costs.cost.best_prefix(tiers, num_tokens, self._page_store.sizes.page_tokens)]
-        most = len(on_device) + len(loads)
-        usable = self._page_store.windows.usable_pages(match.nodes, match.disk_keys, most)
-        return on_device[:usable], loads[: max(usable - len(on_device), 0)]
+            tiers = list(match.tiers(_source))
+            most += self._costs.cost.best_prefix(tiers, num_tokens, size) - len(loads)
+        return match.first(self._page_store.windows.usable_pages(match.nodes, match.disk_keys, most))
 
-    def _tail(self, match: PrefixMatch, num_pages: int) -> _Tail:
-        """Returns the pages of the windowed layer groups with which the first `num_pages` pages are continued."""
+    def _num_new_pages(self, path: TokenPath, num_cached: int, num_tokens: int) -> int:
+        """Returns how many pages a request is given for tokens that are not cached: with a rolling window, only those of its
+        first steps. It is given others when it gives up these.
+        """
+        sizes, end = self._page_store.sizes, num_tokens
+        if path.scope.rolling is not None:
+            end = min(num_tokens, num_cached * sizes.page_tokens + sizes.step_tokens)
+        return pages_for(end, sizes.page_tokens) - num_cached
+
+    def _tail(self, match: PrefixMatch) -> _Tail:
+        """Returns the pages of the windowed layer groups with which the pages of a match are continued."""
         windows, tree = self._page_store.windows, self._page_store.tree
+        pages = windows.tail(len(match))
         held: dict[tuple[int, int], PageId] = {}
         loads: list[_Load] = []
-        for index in windows.tail(num_pages):
-            owner = match.nodes[index] if index < len(match.nodes) else None
-            for group in windows.groups:
+        for index, owner, key in match.places() if pages else ():
+            for group in windows.groups if index in pages else ():
                 node = None if owner is None else tree.window_of(owner, group)
                 if node is not None and node.device is not None:
                     held[index, group] = node.device
                 else:
-                    loads.append(_Load(Tier.DISK if node is None else Tier.HOST, node, index, group))
-        return _Tail(windows.tail(num_pages), held, loads)
+                    loads.append(_Load(Tier.DISK if node is None else Tier.HOST, node, index, key, group))
+        return _Tail(pages, held, loads)
 
     def _new_window_frames(self, num_cached: int, num_tokens: int) -> int:
         """Returns how many frames of windowed layer groups a request is given beside its cached pages.
@@ -250,23 +284,23 @@ class PageLoader:
         page_store.end_copy(Tier.HOST, sources)
         return num_free
 
-    def _load(self, path: TokenPath, above: list[Node], loads: list[_Load], pages: list[PageId]) -> None:
+    def _load(self, path: TokenPath, nodes: dict[int, Node], loads: list[_Load], pages: list[PageId]) -> None:
         """Begins `loads`, as many as there are pages. The loaded pages fill `pages` from the first on.
 
-        `above` are the nodes before the first load. Pages of windowed layer groups come after all others.
+        `nodes` are those of the match by the number of their page; those that are added join them. Pages of windowed layer
+        groups come after all others.
         """
-        tree, size = self._page_store.tree, self._page_store.sizes.page_tokens
-        nodes = list(above)
+        tree, rolling = self._page_store.tree, self._page_store.sizes.rolling_pages(path.scope.rolling)
         by_tier: dict[Tier, list[tuple[Node, PageId]]] = {Tier.HOST: [], Tier.DISK: []}
-        keys = path.keys(size, len(above))
         for load, page in zip(loads, pages, strict=False):
             if load.group is not None:
                 node = load.node or tree.add_window(nodes[load.index], load.group)
             else:
-                parent = nodes[-1] if nodes else None
-                key = next(keys)
-                node = load.node or tree.add_node(path.scope, parent, key, path.domain)
-                nodes.append(node)
+                apart = rolling is not None and load.index >= rolling.sink_pages
+                parent = nodes.get((rolling.sink_pages if rolling is not None and apart else load.index) - 1)
+                apart_at = load.index if apart else None
+                node = load.node or tree.add_node(path.scope, parent, load.key, path.domain, apart_at)
+                nodes[load.index] = node
             tree.add_copy(node, Tier.DEVICE, page)
             node.is_loading = True
             by_tier[load.tier].append((node, page))
@@ -284,3 +318,18 @@ class PageLoader:
         for node in nodes:
             self._in_flight[node] = plan
         self._copies.begin(plan)
+
+
+def _source(node: Node | None) -> Tier:
+    """Returns the nearest tier that has a cached page. The tree has its node unless it is only on disk."""
+    if node is None:
+        return Tier.DISK
+    return Tier.HOST if node.device is None else Tier.DEVICE
+
+
+def _loads(match: PrefixMatch) -> list[_Load]:
+    """Returns the loads of all cached pages that are not on the device, in the order of the prompt."""
+    places = match.places()
+    return [
+        _Load(_source(node), node, index, key) for index, node, key in places if node is None or node.device is None
+    ]

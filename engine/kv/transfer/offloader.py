@@ -12,6 +12,7 @@ from itertools import islice
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.tiers import Tier
+from graftwork.engine.kv.index.kv_limits import KvLimit
 from graftwork.engine.kv.index.page_store import PageStore
 from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
@@ -98,21 +99,26 @@ class PageOffloader:
             self.start_background_copies()
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Removes pages of a domain (usually one tenant) from the device and the host until the domain is within its
-        limits.
+        """Removes pages of a domain (usually one tenant), and of the domains that share a limit with it, from the device
+        and the host until they are within their limits.
 
         A page without a copy on a lower tier is copied there first, if there is a lower tier.
         """
+        for limit in self._page_store.limits.of(domain):
+            self._enforce(limit)
+
+    def _enforce(self, limit: KvLimit) -> None:
         page_store = self._page_store
-        if page_store.excess_pages(Tier.DEVICE, domain):
-            dirty = [node for node in self._dirty if node.domain == domain and _can_be_saved(node)]
-            self._save(sorted(dirty, key=lambda node: node.depth))
-            page_store.enforce_limit(Tier.DEVICE, domain)
-        if page_store.excess_pages(Tier.HOST, domain):
-            self._queue_store(node for node in self._only_on_host if node.domain == domain)
+        if page_store.excess_pages(Tier.DEVICE, limit):
+            for domain in limit.domains:
+                dirty = [node for node in self._dirty if node.domain == domain and _can_be_saved(node)]
+                self._save(sorted(dirty, key=lambda node: node.depth))
+            page_store.enforce_limit(Tier.DEVICE, limit)
+        if page_store.excess_pages(Tier.HOST, limit):
+            self._queue_store(node for node in self._only_on_host if node.domain in limit.domains)
             self._begin_store()
-            if not any(node.domain == domain for node in self._to_store):
-                page_store.enforce_limit(Tier.HOST, domain)
+            if not any(node.domain in limit.domains for node in self._to_store):
+                page_store.enforce_limit(Tier.HOST, limit)
 
     def finish(self, done: TransferDone) -> None:
         """Processes the end of a copy to a lower tier, and starts the next one."""

@@ -12,7 +12,7 @@ records which layers of one load may be read.
 
     copier     creates a gate, copies groups of layers from the first on, and opens each group after its copy
     loop       adds the gate when the pages become readable, and selects it for the steps that read the pages
-    attention  waits in each layer for the selected gates
+    attention  waits in each layer for the selected gates; a CUDA graph waits for all their layers before it begins
 
 LayerGates owns the gates of all running loads. On CUDA no thread waits for a copy: the compute stream waits for the
 event that the copy stream recorded. Invariant: a layer is never read before its KV has arrived.
@@ -87,6 +87,10 @@ class LayerGate:
             raise LoadFailed(f"layer {layer} of a load from the host did not arrive")
         opened.wait()
 
+    def wait_for_all(self) -> None:
+        """Waits, as `wait` does, until the KV of all layers may be read."""
+        self.wait(self._num_layers - 1)
+
     def check_integrity(self) -> None:
         """Checks that the layers were opened in order, and that no more layers were opened than exist."""
         ends = [opened.end for opened in self._opened]
@@ -131,11 +135,6 @@ class LayerGates:
         self.selected_loads = tuple(load for load in loads if load in self._gates)
         self._selected = tuple(self._gates[load] for load in self.selected_loads)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the next step waits for any load."""
-        return bool(self._selected)
-
     def wait(self, layer: int) -> None:
         """Waits until the KV of `layer` may be read in all loads that `select` has chosen.
 
@@ -143,6 +142,11 @@ class LayerGates:
         """
         for gate in self._selected:
             gate.wait(self._places.get(layer, layer))
+
+    def wait_for_all(self) -> None:
+        """Waits, as `wait` does, for all layers of the chosen loads."""
+        for gate in self._selected:
+            gate.wait_for_all()
 
     def check_integrity(self) -> None:
         """Checks the gate of every running load. A gate records which layers of the load a step may read already."""

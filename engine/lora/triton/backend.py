@@ -81,8 +81,11 @@ class TritonLora:
         """The largest rank of an adapter that the kernels apply."""
         return self._max_rank
 
-    def owners_of(self, segments: Sequence[Segment], num_rows: int) -> "StepOwners":
-        """Returns which adapters each row of a step uses, and which segments torch must apply. See LoraBackend.step."""
+    def owners_of(self, segments: Sequence[Segment], num_rows: int, *, in_tiles: bool = False) -> "StepOwners":
+        """Returns which adapters each row of a step uses, and which segments torch must apply. See LoraBackend.step.
+
+        With `in_tiles` the kernels for single rows are not used.
+        """
         owners: list[RowOwner | None] = [None] * num_rows
         slotless: list[Segment] = []
         for segment in segments:
@@ -93,17 +96,17 @@ class TritonLora:
                 slotless.append(segment)
         at_vocabulary = [segment for segment in segments if segment.mix.changes_vocabulary]
         at_experts = [segment for segment in segments if segment.mix.changes_experts]
-        return StepOwners(owners, tuple(slotless), tuple(at_vocabulary), tuple(at_experts))
+        return StepOwners(owners, tuple(slotless), tuple(at_vocabulary), tuple(at_experts), in_tiles)
 
     def needs_of(self, owners: "StepOwners") -> LoraNeeds:
         """Returns what a step asks of the kernels."""
-        return self._fused.needs_of(owners.owners)
+        return self._fused.needs_of(owners.owners, in_tiles=owners.in_tiles)
 
     def cut(
         self, owners: "StepOwners", capacity: SegmentCapacity | None = None, bounds: LaunchBounds | None = None
     ) -> CutStep:
         """Cuts a step into tiles on the host. See FusedLora.cut_step."""
-        return self._fused.cut_step(owners.owners, capacity, bounds)
+        return self._fused.cut_step(owners.owners, capacity, bounds, in_tiles=owners.in_tiles)
 
     def begin(self, owners: "StepOwners", cut: CutStep, packed: torch.Tensor) -> "TritonStep":
         """Starts a step. `packed` has, or will have, a copy of the cut's words on the device. See FusedLora.begin_cut."""
@@ -155,6 +158,8 @@ class StepOwners:
     """The segments whose adapters change the vocabulary, which torch applies too."""
     at_experts: tuple[Segment, ...] = ()
     """The segments whose adapters change experts, which torch applies too."""
+    in_tiles: bool = False
+    """Whether the kernels for tiles serve the step, however few its rows are."""
 
     @property
     def is_for_kernels_alone(self) -> bool:

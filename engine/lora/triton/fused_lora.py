@@ -217,16 +217,18 @@ class FusedLora:
         owners: Sequence[RowOwner | None],
         capacity: SegmentCapacity | None = None,
         bounds: LaunchBounds | None = None,
+        *,
+        in_tiles: bool = False,
     ) -> CutStep:
         """Cuts a step into tiles on the host, for `begin_cut`. Ends the step before. `owners` are as in `begin_step`.
 
-        With `capacity` and `bounds`, all launches follow from these two alone, so that a CUDA graph can capture them.
+        With `in_tiles` the row-wise kernels are not used. With `capacity` and `bounds`, all launches follow from these two alone, so that a CUDA graph can capture them.
         Raises ValueError as `begin_step` does, and if an adapter of the step exceeds the bounds.
         """
         self._step = None
         if self._words.is_cuda:
             torch.cuda.set_device(self._words.device)  # Triton launches on the thread's current device
-        needs = self.needs_of(owners)
+        needs = self.needs_of(owners, in_tiles=in_tiles)
         if capacity is None:
             return CutStep(
                 cut_segments(owners, tile_rows=needs.tile_rows), needs.slots, needs.bounds, is_captured=False
@@ -245,12 +247,12 @@ class FusedLora:
         """
         self._step = _Step(cut, cut.segments.on(packed))
 
-    def needs_of(self, owners: Sequence[RowOwner | None]) -> LoraNeeds:
+    def needs_of(self, owners: Sequence[RowOwner | None], *, in_tiles: bool = False) -> LoraNeeds:
         """Returns what a step with these owners needs. Raises ValueError as `begin_step` does."""
         distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
         residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
         return LoraNeeds(
-            tile_rows=tile_rows_for(_step_shape(owners, residents), self._batch_invariant),
+            tile_rows=tile_rows_for(_step_shape(owners, residents), in_tiles=in_tiles or self._batch_invariant),
             bounds=LaunchBounds(
                 rank=max((resident.max_rank for resident in residents.values()), default=0),
                 has_columns=any(resident.has_columns for resident in residents.values()),

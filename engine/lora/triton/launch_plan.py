@@ -12,8 +12,8 @@ The bits of a row must not depend on the other rows of the batch:
 - Tiles have at most 32 rows, so that every architecture uses the same matrix instruction (mma.sync). From 64 rows on,
   the compiler would use wgmma or tcgen05, which add in another order.
 - Grouped and row-wise give different bits. Both sum in fp32 and round once, but a matrix unit has its own order of
-  additions and its own inner precision. With `batch_invariant` every batch is grouped: then the bits are equal, but
-  small batches take longer.
+  additions and its own inner precision. With `in_tiles` a step is always grouped: then the bits are equal, but small
+  steps take longer. So are steps with rows of prompts, so that fewer CUDA graphs serve them.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class StepShape:
     """The sum, over the distinct adapters, of each adapter's largest rank."""
 
 
-def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
+def tile_rows_for(step: StepShape, *, in_tiles: bool = False) -> int:
     """Returns the number of rows of a tile: ROW_WISE for the row-wise kernels, or one of GROUPED_TILE_ROWS.
 
     A row is one token, and a tile is a group of rows with the same adapters. Row-wise kernels load an adapter once for
@@ -59,10 +59,9 @@ def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
     the two take equally long for eight rows of eight adapters of rank 16; tiles take 0.69 times as long for 32 rows of 16
     adapters, and 0.25 times for 128 rows of 16 (benchmarks/results/gpu_day-2026-11-28.json).
 
-    The two kinds of kernel give different bits. With `batch_invariant` the result is never ROW_WISE, so that a row's
-    bits do not depend on the batch.
+    The two kinds of kernel give different bits. With `in_tiles` the result is never ROW_WISE.
     """
-    if not batch_invariant and _is_better_by_row(step):
+    if not in_tiles and _is_better_by_row(step):
         return ROW_WISE
     return grouped_tile_rows(step.num_rows, step.num_adapters)
 

@@ -49,6 +49,14 @@ class SegmentCapacity:
     num_slots: int
     tile_rows: int
     has_mixtures: bool = False
+    num_owners: int | None = None
+    """The most different adapters and mixtures that rows use; None for as many as rows and slots allow."""
+
+    @property
+    def most_owners(self) -> int:
+        """The most groups of rows with the same adapters."""
+        most = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
+        return most if self.num_owners is None else min(most, self.num_owners)
 
     @property
     def num_parts(self) -> int:
@@ -61,8 +69,7 @@ class SegmentCapacity:
         A tile is a group of rows with the same adapters. In the worst case each adapter or mixture has one row in a
         tile of its own, and the other rows fill whole tiles.
         """
-        owners = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
-        return owners + (self.num_rows - owners) // self.tile_rows
+        return self.most_owners + (self.num_rows - self.most_owners) // self.tile_rows
 
     @property
     def num_words(self) -> int:
@@ -221,6 +228,8 @@ def _check_fits(num_rows: int, runs: Sequence[tuple[Parts, list[int]]], capacity
             f"a batch of {num_rows} rows over {num_adapters} adapters exceeds the capacity of "
             f"{capacity.num_rows} rows over {capacity.num_slots}"
         )
+    if len(runs) > capacity.most_owners:
+        raise ValueError(f"the batch has {len(runs)} adapters and mixtures, its capacity is {capacity.most_owners}")
     if not capacity.has_mixtures and any(parts[1:] for parts, _ in runs):
         raise ValueError("the batch mixes adapters, which the capacity does not allow: set has_mixtures")
 

@@ -15,6 +15,9 @@ from graftwork.engine.kv.index.radix_tree import Node, RadixTree
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.ids import RequestId
 
+_MOST_BACK = 4096
+"""How many pages from the end of a prompt its last cached one is looked for, if those in the middle are not kept."""
+
 
 class Locality(Protocol):
     """Tells what a waiting request would find on the device."""
@@ -104,15 +107,22 @@ class DeviceLocality:
 
     def _follow(self, state: RequestState) -> "_Cursor":
         cursor, size = self._cursors.get(state.request_id), self._tree.page_tokens
-        node = self._tree.follow(
-            None if cursor is None else cursor.node, state.scope, state.token_ids, state.known_keys
-        )
+        node = None if cursor is None else cursor.node
+        if state.rolling_window is None or node is None or not (node.is_apart and node.in_tree):
+            node = self._tree.follow(node, state.scope, state.token_ids, state.known_keys)
+            node = node if state.rolling_window is None else self._last_kept(state) or node
         if cursor is None or node is not cursor.node:
             start = 0 if node is None else (node.depth + 1) * size
             tokens = tuple(state.token_ids[start : start + size]) if start + size <= state.num_reusable else None
             page = None if tokens is None else (node, state.scope.at(start // size), tokens)
             cursor = self._cursors[state.request_id] = _Cursor(node, page)
         return cursor
+
+    def _last_kept(self, state: RequestState) -> Node | None:
+        """Returns the last cached page of a prompt with a rolling window, of which pages in the middle are not kept."""
+        path = state.path(state.num_reusable)
+        keys = list(path.keys(self._tree.page_tokens))[-_MOST_BACK:]
+        return next((node for key in reversed(keys) if (node := self._tree.find(key)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

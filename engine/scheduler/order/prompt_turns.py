@@ -169,4 +169,4 @@ def _work_left(state: RequestState) -> PromptWork:
     """Returns what the next steps compute of a running request's prompt; nothing while its KV is loaded."""
     if state.pending_loads or state.num_uncomputed <= 1:
         return PromptWork()
-    return PromptWork.of(state.num_scheduled, state.num_uncomputed)
+    return PromptWork.of(state.num_scheduled, state.num_uncomputed, state.rolling_window)

@@ -31,6 +31,7 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.kv_budget import PromptEviction
 from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan
@@ -48,16 +49,6 @@ class FirstTokenEstimate:
     @property
     def total_s(self) -> float:
         return self.wait_s + self.own_s
-
-
-def history_for(request: EngineRequest) -> TokenHistory | None:
-    """Returns the token counts that the request's penalties use, before any token is generated; None without penalties.
-
-    Only the repetition penalty looks at the tokens of the prompt. The other penalties look at the answer alone.
-    """
-    if not request.sampling.counts_tokens:
-        return None
-    return TokenHistory(request.prompt_token_ids if request.sampling.repetition_penalty != 1 else ())
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +71,12 @@ class RequestState:
     pages: list[PageId] = field(default_factory=list)
     windows: WindowPages | None = None
     """The pages of windowed layer groups, which may end before `pages`; None if the model has one group."""
+    num_given_up: int = 0
+    """The pages that are in `pages` no more: with a rolling window those after the sinks, with a budget any of the prompt."""
+    eviction: PromptEviction | None = None
+    """What the request gives up of its prompt; None if that is nothing."""
+    targets: list[PageId] = field(default_factory=list)
+    """The pages for what is kept of the prompt, while the step is in flight that fills them."""
     num_computed: int = 0
     """The number of tokens whose KV is in `pages`, or will be there once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
@@ -136,7 +133,19 @@ class RequestState:
     @property
     def frames(self) -> list[PageId]:
         """The pages of all layer groups that the request holds."""
-        return self.pages if self.windows is None else [*self.pages, *self.windows.all_frames]
+        if self.windows is None and not self.targets:
+            return self.pages
+        return [*self.pages, *self.targets, *([] if self.windows is None else self.windows.all_frames)]
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether `pages` have what was kept of the prompt, one token after another, and then the tokens after it."""
+        return self.eviction is not None and self.num_given_up > 0
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the prompt is to be evicted, and is not yet."""
+        return self.eviction is not None and not self.num_given_up
 
     @property
     def due_at(self) -> float | None:
@@ -180,6 +189,12 @@ class RequestState:
         return self.slices_in_flight[-1].known_end if self.slices_in_flight else self.num_computed
 
     @property
+    def num_attended(self) -> int:
+        """The number of tokens before the next one to schedule that it attends to."""
+        scheduled = self.num_scheduled
+        return scheduled if self.rolling_window is None else self.rolling_window.seen_of(scheduled)
+
+    @property
     def generates(self) -> bool:
         """Whether the request may generate a further token, after those in flight. False if it only asks to compute its
         prompt.
@@ -215,7 +230,9 @@ class RequestState:
         """
         if self.pool is not None:
             return self.pool.num_reusable
-        return self.num_scored if self._lacks_scores else len(self.token_ids) - 1
+        if self._lacks_scores:
+            return self.num_scored
+        return len(self.token_ids) - 1 if self.eviction is None else self.eviction.num_reusable
 
     @property
     def _lacks_scores(self) -> bool:
@@ -247,31 +264,55 @@ class RequestState:
 
     @property
     def computed_path(self) -> TokenPath:
-        """The tokens whose KV is computed, as a TokenPath."""
-        return self.path(self.num_computed)
+        """The tokens whose KV is computed exactly, as a TokenPath."""
+        return self.path(min(self.num_computed, self.num_prompt) if self.is_compacted else self.num_computed)
 
     def rename_pages(self, moves: Mapping[PageId, PageId]) -> None:
         """Updates the numbers of the request's pages after pages were moved. `moves` maps old to new numbers."""
         self.pages = [moves.get(page, page) for page in self.pages]
+        self.targets = [moves.get(page, page) for page in self.targets]
         if self.windows is not None:
             self.windows.rename(moves)
 
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
         """Records the pages that were allocated to a request that starts, and the loads that fill them."""
         self.pages, self.tiers, self.windows = list(allocation.pages), allocation.tiers, allocation.windows
+        self.num_given_up = allocation.num_given_up
         self.pending_loads = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
+    def give_up(self, sink_pages: int, first: int) -> list[PageId]:
+        """Gives up the pages between those of the sinks and page `first` of the text. Returns them; the caller must release
+        them.
+        """
+        end = max(first - self.num_given_up, sink_pages)
+        lost = self.pages[sink_pages:end]
+        del self.pages[sink_pages:end]
+        self.num_given_up += len(lost)
+        return lost
+
+    def compact(self) -> list[PageId]:
+        """Goes on with what was kept of the prompt. Returns the pages of the whole prompt; the caller must release them."""
+        assert self.eviction is not None
+        lost, self.pages, self.targets = self.pages, self.targets, []
+        self.num_given_up = self.eviction.num_given_up
+        return lost
+
+    def drop_pages(self) -> None:
+        """Forgets all pages, which were released or offloaded."""
+        self.pages, self.windows, self.targets, self.num_given_up = [], None, [], 0
+
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
         """Keeps the first `num_pages` pages of the request, because a load could not read the pages after them. Keeps
-        none with windowed layer groups, whose pages before are not there.
+        none with a rolling window or with windowed layer groups, whose pages before are not there.
 
         Returns the removed pages. The caller must release them.
         """
         lost = self.pages[num_pages:]
-        if self.windows is not None:
-            num_pages, lost, self.windows = 0, self.frames, WindowPages()
+        if self.windows is not None or self.rolling_window is not None:
+            num_pages, lost, self.num_given_up = 0, self.frames, 0
+            self.windows = None if self.windows is None else WindowPages()
         self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
         self.num_computed = min(self.num_computed, num_pages * page_tokens)
         return lost

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from graftwork.api.batches.endpoints import OPENAI_ENDPOINTS
+from graftwork.api.batches.endpoints import OPENAI_ENDPOINTS, RESPONSES
 from tests.api.batches.conftest import Batching, create, get, lines_of
 from tests.api.deps.test_isolation_fields import BODIES, CASES, near
 from tests.api.in_process_gateway import TestTenant
 
-FIELDS = [(url, field) for url in OPENAI_ENDPOINTS for field in ("model", "adapters.model")]
+FIELDS = [
+    *((url, field) for url in OPENAI_ENDPOINTS if url != RESPONSES for field in ("model", "adapters.model")),
+    *((RESPONSES, field) for field in ("model", "previous_response_id", "input.id")),
+]
 
 
 async def owned_ids(tenant: TestTenant, adapter: str) -> dict[str, str]:
@@ -56,6 +59,7 @@ async def test_ids_in_lines_of_batches(batching: Batching, tenant: TestTenant, e
     ended = await get(other, batch)
     first, second = await lines_of(other, ended["error_file_id"])
     (answered,) = await lines_of(other, ended["output_file_id"])
-    assert first["response"]["status_code"] == 404
+    alone = await other.client.post(endpoint, json=bodies[0])
+    assert first["response"]["status_code"] == alone.status_code == (400 if field == "previous_response_id" else 404)
     assert without(first, ids[0]) == without(second, ids[1])
     assert answered["custom_id"] == "line-2"

@@ -17,7 +17,7 @@ TEXT = "The harbour was quiet. A fisherman asked for the time, and nobody knew i
 
 def check(*arguments: object) -> Result:
     return CliRunner().invoke(
-        build_app(), ["model", "check", *map(str, arguments), "--tokens", "60", "--device", "cpu"]
+        build_app(), ["model", "check", "--tokens", "60", "--device", "cpu", *map(str, arguments)]
     )
 
 
@@ -146,3 +146,18 @@ def test_a_window_that_forgets_nothing_is_refused(texts: Path) -> None:
     assert "nothing would be out of sight" in wide.output
     assert alone.exit_code != 0
     assert "attention_sinks has no effect without attention_window" in alone.output
+
+
+def test_the_loss_of_a_budget_is_measured_where_it_is_felt(tmp_path: Path) -> None:
+    """Only the tokens that are decoded from what is kept count, for the parent too: a small budget loses more than a large
+    one, and texts too short for the budget are refused."""
+    (tmp_path / "text.txt").write_text(TEXT * 6)
+    arguments = (MODEL, "--against", MODEL, "--texts", tmp_path / "text.txt", "--json")
+    answers = {budget: check(*arguments, "--kv-budget", budget, "--tokens", 600) for budget in (64, 200)}
+    bodies = {budget: json.loads(answer.stdout) for budget, answer in answers.items()}
+    short = check(*arguments, "--kv-budget", 64)
+
+    assert bodies[64]["model"]["num_tokens"] == bodies[64]["parent"]["num_tokens"] < 600 / 3
+    assert bodies[64]["divergence"]["mean_kl"] > bodies[200]["divergence"]["mean_kl"] > 0
+    assert short.exit_code != 0
+    assert "three quarters of it must be twice the budget" in short.output

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from graftwork.engine.core.sampling import RollingWindow
+from tests.api.fake_engine import CONTEXT_TOKENS
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 WINDOW: dict[str, Any] = {"attention_window": 256, "attention_sinks": 3}
@@ -49,3 +50,31 @@ async def test_a_wrong_window_is_refused_with_the_field(tenant: TestTenant, fiel
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("sampling", [WINDOW, {}], ids=["with a window", "without"])
+async def test_a_session_with_a_window_outgrows_the_context(
+    gateway: Gateway, tenant: TestTenant, sampling: dict[str, Any]
+) -> None:
+    """Turn by turn, its prompts become longer than the context; those of a session without a window are refused there."""
+    created = await tenant.client.post("/v1/sessions", json={"model": "tiny", "sampling": sampling})
+    turns, word = f"/v1/sessions/{created.json()['id']}/turns", "window " * (CONTEXT_TOKENS // 16)
+    answers = [await tenant.client.post(turns, json={"input": word}) for _ in range(40)]
+
+    longest = max(len(request.prompt_token_ids) for request in gateway.engine.requests)
+    refused = [answer.json()["error"]["code"] for answer in answers if answer.status_code != 200]
+    assert (longest > 2 * CONTEXT_TOKENS) == bool(sampling)
+    assert set(refused) == (set() if sampling else {"context_length_exceeded"})
+
+
+async def test_an_answer_with_a_window_may_pass_the_context(gateway: Gateway, tenant: TestTenant) -> None:
+    """As many tokens as a chat or a completion asks for, and one context's worth if it names no number."""
+    asked = {"max_completion_tokens": 3 * CONTEXT_TOKENS}
+    for body in (chat() | asked, chat(**WINDOW) | asked, chat(**WINDOW)):
+        await tenant.client.post("/v1/chat/completions", json=body)
+    completion = {"model": "tiny", "prompt": "Hello", "max_tokens": 3 * CONTEXT_TOKENS, **WINDOW}
+    await tenant.client.post("/v1/completions", json=completion)
+
+    found = [request.sampling.max_tokens for request in gateway.engine.requests]
+    assert found[0] < CONTEXT_TOKENS
+    assert found[1:] == [3 * CONTEXT_TOKENS, CONTEXT_TOKENS, 3 * CONTEXT_TOKENS]

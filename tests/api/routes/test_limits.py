@@ -169,7 +169,7 @@ async def test_turns_count_for_the_organisations_budget(gateway: Gateway, tenant
         ({"soft_budget": "0.0000001", "currency": "USD"}, "soft_budget"),
         ({"monthly_budget": "100"}, "currency"),
         ({"monthly_budget": "100", "currency": "dollars"}, "currency"),
-        ({"max_host_kv_bytes": 3}, "max_host_kv_bytes"),
+        ({"max_file_bytes": 3}, "max_file_bytes"),
         ({"monthly_dollars": "3"}, "monthly_dollars"),
     ],
 )

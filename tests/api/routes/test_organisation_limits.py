@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.engine.core.requests import KvLimits
 from graftwork.platform.quotas.quota import Quota
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, gateway_settings, open_gateway
@@ -112,12 +112,51 @@ async def test_no_two_tenants_pass_a_limit_together(
     assert Counter(answer.status_code for answer in adapters) == {201: 2, 429: 4}
 
 
-@pytest.mark.parametrize("limit", ["max_device_kv_bytes", "max_host_kv_bytes", "max_file_bytes"])
-async def test_what_counts_by_tenant_alone_is_refused(gateway: Gateway, tenant: TestTenant, limit: str) -> None:
+async def test_engines_know_which_tenants_share_a_limit_of_kv(gateway: Gateway, tenant: TestTenant) -> None:
+    """Requests and turns of an organisation's tenants bring one group with its limits, and a stranger's bring none."""
+    other, stranger, alone = [await gateway.tenant(name) for name in ("Other", "Stranger", "Alone")]
+    organisation = await organisation_of(gateway, tenant, other)
+    await put(gateway, f"organisations/{organisation}/quota", max_device_kv_bytes=7, max_host_kv_bytes=0)
+    await put(gateway, f"tenants/{other.id}/quota", max_host_kv_bytes=5)
+    elsewhere = await organisation_of(gateway, stranger)
+    await put(gateway, f"organisations/{elsewhere}/quota", max_host_kv_bytes=1)
+    session = (await open_session(tenant)).json()["id"]
+
+    for client in (tenant.client, other.client, stranger.client, alone.client):
+        await client.post("/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 1})
+    await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})
+    first, second, third, last, turn = (request.kv_limits for request in gateway.engine.requests)
+
+    assert first.group is not None
+    assert organisation not in first.group.decode("latin-1")
+    assert first == turn == KvLimits(None, None, first.group, 7, 0)
+    assert second == KvLimits(None, 5, first.group, 7, 0)
+    assert third.group not in (None, first.group)
+    assert (third.group_device_bytes, third.group_host_bytes) == (None, 1)
+    assert last == KvLimits()
+
+
+async def test_a_tenant_that_leaves_shares_no_limit_of_kv(gateway: Gateway, tenant: TestTenant) -> None:
+    """The next request after the tenant has left, or after the limits are lifted, names no group."""
+    organisation = await organisation_of(gateway, tenant)
+    path, ask = f"organisations/{organisation}/quota", {"model": "tiny", "prompt": "x", "max_tokens": 1}
+    await put(gateway, path, max_device_kv_bytes=7)
+    await tenant.client.post("/v1/completions", json=ask)
+    await put(gateway, path, max_sessions=1)
+    await tenant.client.post("/v1/completions", json=ask)
+    await put(gateway, path, max_device_kv_bytes=7)
+
+    await gateway.admin.delete(f"/v1/admin/organisations/{organisation}/tenants/{tenant.id}")
+    await tenant.client.post("/v1/completions", json=ask)
+
+    assert [request.kv_limits.group is None for request in gateway.engine.requests] == [False, True, True]
+
+
+async def test_what_counts_by_tenant_alone_is_refused(gateway: Gateway, tenant: TestTenant) -> None:
     """A limit that an organisation cannot have is a 422 that says where to set it."""
     organisation = await organisation_of(gateway, tenant)
 
-    answer = await gateway.admin.put(f"/v1/admin/organisations/{organisation}/quota", json={limit: 1})
+    answer = await gateway.admin.put(f"/v1/admin/organisations/{organisation}/quota", json={"max_file_bytes": 1})
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, limit)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "max_file_bytes")
     assert "set it for a tenant" in answer.json()["error"]["message"]

@@ -31,7 +31,7 @@ class _Poller:
 
     async def ask(self, path: str, key: str, *more: str) -> Answer:
         """Sends a poll, and returns status, headers and body."""
-        await self._gateway.resources.account.tenancy.verified.poll()  # as the gateway's own task does
+        await self._gateway.resources.account.tenancy.changes.poll()  # as the gateway's own task does
         lines = [f"GET {path} HTTP/1.1", "Host: test", f"Authorization: Bearer {key}", *more, "", ""]
         self._writer.write("\r\n".join(lines).encode())
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()

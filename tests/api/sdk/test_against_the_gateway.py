@@ -250,7 +250,10 @@ async def test_admin(client: AsyncGraftwork) -> None:
     assert key.expires_at == rotated.expires_at == 4102444800
     assert (rotated.scopes, rotated.adapters, rotated.allowed_ips) == tuple(rules.values())
     assert (quota.requests_per_minute, quota.max_sessions) == (60, None)
-    assert await client.admin.quotas.get(tenant.id) == quota
+    read = await client.admin.quotas.get(tenant.id)
+    assert {name: getattr(read, name) for name in type(quota).model_fields} == dict(quota)
+    assert read.used is not None
+    assert (read.used.sessions, read.used.monthly_costs) == (0, ())
     assert revoked.revoked_at is not None
     listed = list(await client.admin.keys.list(tenant.id))
     assert [(one.key, one.replaced_by) for one in listed] == [(None, None), (None, rotated.id)]

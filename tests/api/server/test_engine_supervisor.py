@@ -195,7 +195,7 @@ async def test_lifeline() -> None:
     """A child whose parent has ended ends by itself."""
     program = (
         "import os, sys, threading, signal\n"
-        "from graftwork.api.server.engine_process import watch_parent\n"
+        "from graftwork.platform.worker_slots import watch_parent\n"
         "watch_parent(sys.stdin.fileno())\n"
         "print('watching', flush=True)\n"
         "signal.pause()\n"

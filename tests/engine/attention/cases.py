@@ -68,7 +68,7 @@ def run_kernels(
     tables = page_tables(batch.placed)
     end = batch.num_rows - step.num_padding
     tiles, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), tables, cutting)
-    chunks = cut_chunks(batch.placed, tables, cutting)
+    chunks = cut_chunks(batch.placed, range(0), tables, cutting)
     sums = launch.PartialSums.empty(shape, num_slots, device)
     for tensor in sums.arguments.values():
         tensor.fill_(float("nan"))

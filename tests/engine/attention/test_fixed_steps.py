@@ -59,7 +59,7 @@ def test_a_refilled_step_is_launched_alike_and_equals_an_eager_one(
 ) -> None:
     """Steps of other rows, lengths and splits use one grid and one set of addresses, and have the bits of eager steps,
     also after a larger eager step."""
-    capacity = interpreted["triton_attention"].DecodeCapacity(num_queries=4, num_keys=800, num_pages=150)
+    capacity = interpreted["triton_attention"].StepCapacity(num_queries=4, num_keys=800, num_pages=150)
     fixed = attention.reserve(capacity)
     query = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(5))
     seen: list[Any] = []
@@ -79,9 +79,40 @@ def test_a_refilled_step_is_launched_alike_and_equals_an_eager_one(
     assert seen[0] == seen[1]
 
 
+def test_a_refilled_step_with_chunks_is_launched_alike_and_equals_an_eager_one(
+    attention: Any, launches: list[Any], interpreted: dict[str, ModuleType]
+) -> None:
+    """Steps of chunks, drafts and decoding rows use one grid and one set of addresses, and have the bits of eager steps.
+    The results of padding rows are zero, whatever was in memory, and NaN in their queries reaches nothing."""
+    capacity = interpreted["triton_attention"].StepCapacity(8, 800, 300, num_chunk_rows=140, num_chunks=4)
+    fixed = attention.reserve(capacity)
+    seen: list[Any] = []
+    steps = [
+        [piece("a", 0, 70, list(range(5))), *decoding(300, 12)],
+        [piece("b", 290, 2, list(range(20))), piece("c", 3, 40, [5, 6, 7], 2), piece("d", 0, 90, list(range(6)))],
+        decoding(799),
+    ]
+    for rows in steps:
+        batch = batch_of(rows, num_padding=140 - sum(one.num_tokens for one in rows))
+        end = sum(one.num_tokens for one in rows)
+        query = torch.randn(140, 4, 8, generator=torch.Generator().manual_seed(5))
+        query[end:] = float("nan")
+        expected = attention.plan(batch).attend(0, query)
+        launches.clear()
+
+        fixed.refill(batch)
+        mixed = fixed.attend(0, query)
+
+        assert torch.equal(mixed[:end], expected[:end])
+        assert (mixed[end:] == 0).all()
+        seen.append(list(launches))
+    assert len(seen[0]) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_what_exceeds_the_capacity_is_refused(attention: Any, interpreted: dict[str, ModuleType]) -> None:
     """A step with too many rows, too many pages or a chunk is refused, with what is too large."""
-    fixed = attention.reserve(interpreted["triton_attention"].DecodeCapacity(2, 300, 30))
+    fixed = attention.reserve(interpreted["triton_attention"].StepCapacity(2, 300, 30))
 
     with pytest.raises(ValueError, match="tile_row has 3 entries"):
         fixed.refill(batch_of(decoding(1, 2, 3)))

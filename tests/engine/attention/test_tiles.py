@@ -65,13 +65,23 @@ def test_every_row_of_a_chunk_is_in_one_tile() -> None:
     """Chunks of 70 and 33 rows are cut into tiles of 32 queries; the tile with most keys comes first."""
     placed = batch_of([piece("a", 5, 70, [1] * 5), piece("b", 300, 36, [2] * 21, 3), piece("c", 9, 1, [3])]).placed
 
-    tiles = cut_chunks(placed, page_tables(placed), Cutting(2, 4, 32, None))
+    tiles = cut_chunks(placed, range(0), page_tables(placed), Cutting(2, 4, 32, None))
 
     rows = [list(range(row, row + length)) for row, length in zip(tiles.tile_row, tiles.tile_length, strict=True)]
     assert sorted(row for tile in rows for row in tile) == list(range(103))
     assert all(len(tile) <= 32 for tile in rows)
     assert (tiles.tile_row[0], tiles.tile_position[0]) == (102, 332)
     assert tiles.tile_table.tolist()[0] == 5
+
+
+def test_padding_rows_are_tiles_before_the_first_key() -> None:
+    """Padding rows behind a chunk are cut into tiles whose last query ends at key 0; they come last."""
+    placed = batch_of([piece("a", 5, 3, [1])]).placed
+
+    tiles = cut_chunks(placed, range(3, 38), page_tables(placed), Cutting(2, 4, 32, None))
+
+    rows = zip(tiles.tile_row, tiles.tile_length, tiles.tile_position, strict=True)
+    assert [tuple(map(int, row)) for row in rows] == [(0, 3, 5), (3, 32, -32), (35, 3, -3)]
 
 
 def test_page_tables_stand_one_after_another() -> None:

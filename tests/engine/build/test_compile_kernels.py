@@ -132,6 +132,23 @@ def test_sizes_that_no_kernel_serves_do_not_stop_a_start(tmp_path: Path, caplog:
     assert "1024 query heads share one KV head" in caplog.records[0].reason  # type: ignore[attr-defined]
 
 
+def test_a_start_that_fails_ends_what_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Processes that are told to stop end by SIGTERM, long before all kernels are compiled."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    folder = make_base(tmp_path / "base")
+    model = ServedModel(read_model_config(folder), torch.bfloat16, page_tokens=8, max_lora_rank=16)
+    compiling = CompilingAhead(folder, model, 90)
+
+    compiling.stop()
+    compiling.wait()
+
+    assert [record.getMessage() for record in caplog.records] == ["kernels_not_compiled_ahead"]
+    assert caplog.records[0].reason == "exit status -15"  # type: ignore[attr-defined]
+    assert not all(is_cached(variant, 90) for variant in served_variants(model))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_start_compiles_what_the_cache_lacks(

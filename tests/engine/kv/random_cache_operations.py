@@ -2,30 +2,36 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.requests import KvGroupKey, KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.page_windows import PageWindows, frames_for
+from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.engine.kv.index.window_pages import WindowPages
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan, domain_digest
-from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.kv.expected_requests import (
     ExpectedSession,
     RunningRequest,
+    check_limits,
+    check_prompt_leases,
     check_windows,
     needed_keys,
+    seen_pages,
 )
-from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of, request_for
+from tests.engine.kv.random_adapter_operations import DOMAINS, AdapterOperations
+from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, request_for
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
 SCOPES = CacheScopes("sha256:model", "float32/2")
-DOMAINS = (b"x", b"y", b"z")
+GROUP = KvGroupKey(b"g")
 
 
 def public_tokens(tokens: Sequence[int]) -> int:
@@ -33,16 +39,20 @@ def public_tokens(tokens: Sequence[int]) -> int:
     return SIZE if not any(tokens[:SIZE]) else 0
 
 
-class RandomCacheOperations:
+class RandomCacheOperations(AdapterOperations):
     """Sessions that take turns, fork, rewind, wait and close, while copies end in any order, some fail, and adapters
     come and go.
 
     Every operation gets two numbers and some tokens to choose by. It does nothing if it is impossible just now.
     """
 
-    def __init__(self, *, disk_pages: int, host: int, windows: PageWindows | None = None) -> None:
-        """`windows` tells what windowed layer groups keep, if the model has some."""
-        self.host, self.windows = host, windows
+    def __init__(
+        self, *, disk_pages: int, host: int, windows: PageWindows | None = None, rolling: RollingWindow | None = None
+    ) -> None:
+        """`windows` tells what windowed layer groups keep, if the model has some. `rolling` is the rolling window of all
+        requests, which should be no narrower.
+        """
+        self.host, self.windows, self.rolling = host, windows, rolling
         self.advice = FixedLeases()
         self.agents: list[ExpectedSession] = []
         self.numbers = 0
@@ -58,6 +68,7 @@ class RandomCacheOperations:
             host=self.host,
             context=context,
             windows=self.windows,
+            step_tokens=CONTEXT * SIZE,
             disk=disk,
             reserve_share=RESERVE_SHARE,
             lora_floor_share=LORA_FLOOR_SHARE,
@@ -112,7 +123,7 @@ class RandomCacheOperations:
             return
         self.seen.update(allocation.tiers)
         self.seen["waits"] += bool(allocation.loads)
-        assert len(allocation.pages) == -(-len(path.token_ids) // SIZE)
+        assert len(allocation.pages) + allocation.num_given_up == -(-len(path.token_ids) // SIZE)
         assert len(allocation.tiers) == len(match)
         if agent is not None:
             self.session_cache.begin_turn(path.domain, SessionUse(SessionKey(agent.name)))
@@ -128,7 +139,7 @@ class RandomCacheOperations:
         use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
         if first % 2:
             self.slide(one)
-        nodes = kv_cache.insert(one.path, one.allocation.pages, use, one.allocation.windows)
+        nodes = self.insert(one, use)
         kv_cache.prompt_leases.lease(request_for(one.path, use, ttl_s=(None, 3.0, 6.0, 60.0)[second % 4]), nodes)
         if agent is not None and use is not None and second % 4:
             kv_cache.set_history(one.path, use)
@@ -136,7 +147,7 @@ class RandomCacheOperations:
             agent.tokens = tuple(one.path.token_ids)
         kv_cache.release(one.frames)
         kv_cache.enforce_limits(one.path.domain)
-        self.check_prompt_leases()
+        self.seen["kept prompts"] += check_prompt_leases(self.cache)
         if agent is not None and second % 4:
             self.run_command(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
@@ -146,8 +157,12 @@ class RandomCacheOperations:
             self.compute_once(one)
             if second % 2:
                 use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
-                self.cache.kv_cache.insert(one.path, one.allocation.pages, use, one.allocation.windows)
+                self.insert(one, use)
                 self.slide(one)
+
+    def insert(self, one: RunningRequest, use: SessionUse | None) -> list[Node]:
+        held = one.allocation
+        return self.cache.kv_cache.insert(one.path, held.pages, use, held.windows, held.num_given_up)
 
     def compute_once(self, one: RunningRequest) -> None:
         """Computes what is missing of a request, unless that was done before."""
@@ -156,7 +171,16 @@ class RandomCacheOperations:
             one.is_computed = True
 
     def slide(self, one: RunningRequest) -> None:
-        """Gives up the windowed pages that no later query of a computed request sees."""
+        """Gives up the pages that no later query of a computed request sees."""
+        rolling = self.cache.kv_cache.page_store.sizes.rolling_pages(self.rolling)
+        if rolling is not None:
+            held, end = one.allocation, len(one.path.token_ids)
+            first = rolling.sink_pages
+            dropped = held.pages[first : max(rolling.first_page(end) - held.num_given_up, first)]
+            kept = [*held.pages[:first], *held.pages[first + len(dropped) :]]
+            one.allocation = replace(held, pages=kept, num_given_up=held.num_given_up + len(dropped))
+            self.cache.kv_cache.release(dropped)
+            self.seen["pages that rolled by"] += bool(dropped)
         if self.windows is not None and one.allocation.windows is not None:
             first = self.windows.first_page(len(one.path.token_ids))
             dropped = one.allocation.windows.drop_before(first)
@@ -174,7 +198,8 @@ class RandomCacheOperations:
             self.compute_once(one)
             use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
             self.slide(one)
-            self.cache.kv_cache.offload(one.path, one.allocation.pages, use, one.allocation.windows)
+            held = one.allocation
+            self.cache.kv_cache.offload(one.path, held.pages, use, held.windows, held.num_given_up)
 
     def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
         if (agent := self.idle(first)) is not None:
@@ -204,8 +229,13 @@ class RandomCacheOperations:
             assert all(self.cache.disk.domains[key] != domain_digest(domain) for key in self.cache.disk.pages)
 
     def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        device, host = (None if number > 6 else number * 100 for number in (first, second))
-        self.cache.kv_cache.set_limits(DOMAINS[len(tokens) % 3], KvLimits(device, host))
+        """Limits a domain alone or, one time in four, together with the others that were limited so."""
+        is_shared = sum(tokens) == 2
+        device, host = (None if number > 6 else number * (300 if is_shared else 100) for number in (first, second))
+        domain = DOMAINS[len(tokens) % 3]
+        limits = KvLimits(None, None, GROUP, device, host) if is_shared else KvLimits(device, host)
+        self.cache.kv_cache.set_limits(domain, limits)
+        self.seen["limits of groups"] += check_limits(self.cache, domain)
 
     def wait(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.cache.clock.advance(1 + first)
@@ -228,17 +258,21 @@ class RandomCacheOperations:
     def without(self, one: RunningRequest, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
         """Returns a request's allocation after one of its loads has ended. Pages that failed are replaced."""
         pages, tiers, windows = one.allocation.pages, one.allocation.tiers, one.allocation.windows
-        if failed_from is not None and self.windows is not None:
+        num_given_up = one.allocation.num_given_up
+        if failed_from is not None and (self.windows is not None or self.rolling is not None):
             self.cache.kv_cache.release(one.frames)
-            num_groups, num_pages = self.windows.num_groups, -(-len(one.path.token_ids) // SIZE)
+            num_groups = 0 if self.windows is None else self.windows.num_groups
+            num_pages = -(-len(one.path.token_ids) // SIZE)
             fresh = self.cache.kv_cache.allocate_pages(num_pages * (1 + num_groups), one.path.domain) or []
-            pages, tiers, windows = fresh[:num_pages], (), WindowPages()
-            windows.extend(fresh[num_pages:], num_groups)
+            pages, tiers, num_given_up = fresh[:num_pages], (), 0
+            if windows is not None:
+                windows = WindowPages()
+                windows.extend(fresh[num_pages:], num_groups)
         elif failed_from is not None:
             self.cache.kv_cache.release(pages[failed_from:])
             fresh = self.cache.kv_cache.allocate_pages(len(pages) - failed_from, one.path.domain) or []
             pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
-        return PageAllocation(pages, tiers, one.allocation.loads - {plan}, windows)
+        return PageAllocation(pages, tiers, one.allocation.loads - {plan}, windows, num_given_up)
 
     def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
         self.cache.kv_cache.start_background_copies()
@@ -248,52 +282,6 @@ class RandomCacheOperations:
         if self.cache.disk.max_pages and first < 2:
             self.begin(self.cache.disk)
             self.seen["restarts"] += 1
-
-    # ---- adapters ---------------------------------------------------------------------------------------------
-
-    def place_adapters(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """Places one or two adapters for a request. There is always room if nothing is in use."""
-        adapters, pool = self.cache.adapters, self.cache.kv_cache.page_store.device
-        group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
-        adapters.wanted = set(group)
-        away = [adapter for digest, adapter in group.items() if digest not in adapters]
-        room, kv_cache = adapters.frame_allocator, self.cache.kv_cache
-        cached = kv_cache.page_store.tree.num_copies(Tier.DEVICE)
-        before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
-        is_used = pool.active_pages > 0
-        sure, kept = kv_cache.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
-        result = adapters.place(away, group.keys())
-        for domain, now in self.used_by_domain().items():
-            sure = min(sure, kv_cache.page_store.reserve_pages(Tier.DEVICE))
-            assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
-        is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
-        assert result is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
-        assert all((adapter.digest in adapters) == (result is PlacementResult.DONE) for adapter in away)
-        self.seen[result.name] += bool(away)
-        self.seen["KV was evicted"] += kv_cache.page_store.tree.num_copies(Tier.DEVICE) < cached
-        self.seen["relocations"] += room.num_relocated_pages > before[0]
-        self.seen["compactions"] += room.num_moved_runs > before[1]
-
-    def used_by_domain(self) -> dict[bytes, int]:
-        return {domain: self.cache.kv_cache.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
-
-    def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """Pins an adapter that is on the device."""
-        digests = self.cache.adapters.digests
-        if digests and len(self.pinned) < 3:
-            self.pinned.append(digests[first % len(digests)])
-            self.cache.adapters.pin(self.pinned[-1])
-
-    def unpin(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        if self.pinned:
-            self.cache.adapters.unpin(self.pinned.pop(first % len(self.pinned)))
-
-    def prune(self, first: int, second: int, tokens: Sequence[int]) -> None:
-        """Deletes an adapter, and clears the list of wanted ones."""
-        self.cache.adapters.wanted = ()
-        idle = [digest for digest in self.cache.adapters.digests if digest not in self.pinned]
-        if idle:
-            self.cache.adapters.evict(idle[first % len(idle)])
 
     def rename(self, moves: Mapping[PageId, PageId]) -> None:
         """Updates page numbers as the scheduler does."""
@@ -310,22 +298,17 @@ class RandomCacheOperations:
         for one in self.running:
             num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.allocation.tiers)
             if not one.allocation.loads:
-                pages = zip(one.allocation.pages[:num_written], self.cache.tags(one.path), strict=False)
-                assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
+                places = self.cache.places(one.path, one.allocation)
+                assert all(on_device[page] == tag for index, page, tag in places if index < num_written), (
+                    "a sequence's page holds something else"
+                )
+                self.check_rolling(num_written, [index for index, _, _ in places])
                 check_windows(self.cache, one, num_written)
 
-    def check_prompt_leases(self) -> None:
-        """Checks that the leases of prompts protect no more pages of a domain than its reserve.
-
-        The leases of sessions have the probabilities 0.9 and 1.0.
-        """
-        kv_cache, now = self.cache.kv_cache, self.cache.clock.monotonic()
-        nodes = {node for tier in (Tier.DEVICE, Tier.HOST) for node in kv_cache.page_store.tree.nodes_on(tier)}
-        leases = [(node.domain, node.lease) for node in nodes if node.lease is not None and node.lease.until > now]
-        kept = Counter(domain for domain, lease in leases if lease.return_probability not in (0.9, 1.0))
-        self.seen["kept prompts"] += bool(kept)
-        for domain, number in kept.items():
-            assert number <= kv_cache.prompt_leases.num_pages(domain) <= kv_cache.page_store.reserve_pages(Tier.DEVICE)
+    def check_rolling(self, num_written: int, held: list[int]) -> None:
+        """Checks that a request with a rolling window has all pages that the next query sees."""
+        if self.rolling is not None:
+            assert set(held) >= seen_pages(num_written * SIZE, SIZE, self.rolling), "a page that is seen is gone"
 
     def check_match(self, path: TokenPath, matched: int) -> None:
         """Checks that a match is the longest prefix of which all pages exist on some tier, with the windowed pages whose
@@ -336,7 +319,9 @@ class RandomCacheOperations:
         anywhere |= self.cache.disk.pages.keys()
         tags = self.cache.tags(path)
         expected = max(
-            length for length in range(len(tags) + 1) if anywhere.issuperset(needed_keys(tags[:length], self.windows))
+            length
+            for length in range(len(tags) + 1)
+            if anywhere.issuperset(needed_keys(tags[:length], self.windows, self.rolling, SIZE))
         )
         assert matched == expected
         self.seen["prefixes that cannot be continued"] += matched < sum(tag in anywhere for tag in tags)
@@ -367,7 +352,8 @@ class RandomCacheOperations:
     # ---- helpers ----------------------------------------------------------------------------------------------
 
     def path(self, domain: bytes, tokens: Sequence[int]) -> TokenPath:
-        scope = SCOPES.with_public_pages(SCOPES.scope(IsolationDomain(domain), ()), (), public_tokens(tokens) // SIZE)
+        own, public = SCOPES.scope(IsolationDomain(domain), ()), public_tokens(tokens) // SIZE
+        scope = SCOPES.of_prompt(own, (), public, self.rolling)
         return TokenPath(scope, tuple(tokens), domain)
 
     def idle(self, index: int) -> ExpectedSession | None:
@@ -379,7 +365,8 @@ class RandomCacheOperations:
         ready = [
             one
             for one in self.running
-            if not one.allocation.loads and len(one.allocation.pages) == -(-len(one.path.token_ids) // SIZE)
+            if not one.allocation.loads
+            and len(one.allocation.pages) + one.allocation.num_given_up == -(-len(one.path.token_ids) // SIZE)
         ]
         return ready[index % len(ready)] if ready else None
 
@@ -393,6 +380,7 @@ class RandomCacheOperations:
                 agent.tokens,
                 public_tokens(agent.tokens),
                 waits,
+                window=self.rolling,
             )
         )
         parts = answer.device_tokens + answer.host_tokens + answer.disk_tokens + answer.missing_tokens

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.page_windows import PageWindows
 from graftwork.engine.kv.transfer.plan import TransferKind
@@ -25,14 +26,20 @@ def windows_of(window: int, num_groups: int) -> PageWindows:
 
 
 windows = st.none() | st.builds(windows_of, st.integers(1, 2 * SIZE + 1), st.integers(1, 2))
+rollings = st.none() | st.builds(RollingWindow, st.integers(0, 2 * SIZE), st.integers(1, 3 * SIZE))
 
 
 class KvCacheMachine(RuleBasedStateMachine):
     """Lets Hypothesis search for the shortest sequence of operations that breaks an invariant."""
 
-    @initialize(disk_pages=st.sampled_from([0, 6, 200]), host=st.sampled_from([0, HOST, 3 * HOST]), windows=windows)
-    def begin(self, disk_pages: int, host: int, windows: PageWindows | None) -> None:
-        self.operations = RandomCacheOperations(disk_pages=disk_pages, host=host, windows=windows)
+    @initialize(
+        disk_pages=st.sampled_from([0, 6, 200]),
+        host=st.sampled_from([0, HOST, 3 * HOST]),
+        windows=windows,
+        rolling=rollings,
+    )
+    def begin(self, disk_pages: int, host: int, windows: PageWindows | None, rolling: RollingWindow | None) -> None:
+        self.operations = RandomCacheOperations(disk_pages=disk_pages, host=host, windows=windows, rolling=rolling)
 
     @rule(name=st.sampled_from(OPERATIONS), first=number, second=number, tokens=new_tokens)
     def operate(self, name: str, first: int, second: int, tokens: list[int]) -> None:
@@ -47,17 +54,29 @@ TestMemoryMachine = KvCacheMachine.TestCase
 TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
-@pytest.mark.parametrize("windows", [None, windows_of(3, 2), windows_of(2, 1)], ids=["one group", "three", "two"])
+@pytest.mark.parametrize(
+    ("windows", "rolling"),
+    [
+        (None, None),
+        (windows_of(3, 2), None),
+        (windows_of(2, 1), None),
+        (None, RollingWindow(1, 2)),
+        (windows_of(2, 1), RollingWindow(1, 2)),
+    ],
+    ids=["one group", "three", "two", "rolling", "two and rolling"],
+)
 @pytest.mark.parametrize("seed", range(4))
-def test_thousands_of_operations_break_no_invariant(seed: int, windows: PageWindows | None) -> None:
-    """Runs of 4,000 random operations break no invariant, with one layer group and with windowed ones, and every kind of
-    copy, failure, move and wait occurs in them."""
+def test_thousands_of_operations_break_no_invariant(
+    seed: int, windows: PageWindows | None, rolling: RollingWindow | None
+) -> None:
+    """Runs of 5,000 random operations break no invariant, with one layer group, with windowed ones and with rolling windows,
+    and every kind of copy, failure, move and wait occurs in them."""
     random = Random(seed)
     operations = RandomCacheOperations(
-        disk_pages=(200, 12)[seed % 2], host=HOST if windows is None else 2 * HOST, windows=windows
+        disk_pages=(200, 12)[seed % 2], host=HOST if windows is None else 2 * HOST, windows=windows, rolling=rolling
     )
 
-    for _ in range(4000):
+    for _ in range(5000):
         tokens = [random.randrange(2) for _ in range(random.randint(1, 2 * SIZE))]
         operations.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
     operations.end()
@@ -79,6 +98,8 @@ def test_thousands_of_operations_break_no_invariant(seed: int, windows: PageWind
         "forgotten domains",
         "no room",
         "kept prompts",
+        "limits of groups",
         *told,
+        *(() if rolling is None else ("pages that rolled by",)),
         *(() if windows is None else ("windows that moved on", "prefixes that cannot be continued")),
     } <= set(+operations.seen)

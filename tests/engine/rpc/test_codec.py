@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from graftwork.engine.core.events import PromptEmbedded, PromptScored, StepsTraced, TokenLogprobs, TokensGenerated
 from graftwork.engine.core.pooling import Pooling
-from graftwork.engine.core.requests import AdapterUse, EngineRequest, KvFileKey, ServiceTier, SessionKey
+from graftwork.engine.core.requests import (
+    AdapterUse,
+    EngineRequest,
+    KvFileKey,
+    KvGroupKey,
+    KvLimits,
+    ServiceTier,
+    SessionKey,
+)
 from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionVerb
 from graftwork.engine.core.stats import EngineStats
@@ -95,6 +103,22 @@ def test_the_key_of_kv_files_arrives(key: KvFileKey | None) -> None:
 
     assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
     assert codec.command_from_wire(codec.command_to_wire(command)) == command
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        KvLimits(),
+        KvLimits(0, None),
+        KvLimits(None, 5, KvGroupKey(b"g" * 32), 0, 2**60),
+        KvLimits(group=KvGroupKey(b"g")),
+    ],
+)
+def test_the_limits_of_kv_arrive(limits: KvLimits) -> None:
+    """A request brings its domain's limits and its group's, and no limit is not zero."""
+    sent = request(SamplingParams(max_tokens=1), kv_limits=limits)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
 
 
 @pytest.mark.parametrize("window", [None, RollingWindow(0, 1), RollingWindow(4, 2**30)])

@@ -13,10 +13,10 @@ from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.kernels.step_inputs import Passenger
 from graftwork.engine.lora.triton.backend import StepOwners
 from graftwork.engine.lora.weights import AdapterWeights
-from graftwork.engine.runner.decode_graphs import DecodeGraphs
 from graftwork.engine.runner.forward import SampledTokens
 from graftwork.engine.runner.graph_keys import EagerReason, GraphKey
 from graftwork.engine.runner.input_batch import BatchRows
+from graftwork.engine.runner.step_graphs import StepGraphs
 from tests.engine.engine_driver import EngineDriver, Outcome
 from tests.engine.lora.triton.engine_runs import VOCAB, weights
 
@@ -35,7 +35,7 @@ class CheckedGraphs:
     same bits. The second pass writes the KV of the step again, with the same content.
     """
 
-    inner: DecodeGraphs
+    inner: StepGraphs
     steps: Counter[GraphKey] = field(default_factory=Counter)
     """How many steps each graph has computed."""
     rows: set[int] = field(default_factory=set)
@@ -115,7 +115,7 @@ MIXED: Rounds = (
 def replays_have_the_bits_of_their_launches(
     driver: EngineDriver, rounds: Rounds, max_tokens: int
 ) -> tuple[list[Outcome], CheckedGraphs]:
-    """Asserts that graphs compute all decode steps and no other, each with the bits of the same launches one by one."""
+    """Asserts that graphs compute all steps, those with prompts too, each with the bits of the same launches one by one."""
     load(driver, sorted({name for names in rounds for own in names for name in own}))
     checked = check_graphs(driver)
     before = driver.loop.stats()
@@ -123,12 +123,12 @@ def replays_have_the_bits_of_their_launches(
     outcomes = serve(driver, rounds, max_tokens)
 
     stats = driver.loop.stats()
-    assert checked.steps.total() == stats.graph_steps - before.graph_steps
-    eager = stats.eager_chunk_steps - before.eager_chunk_steps
-    assert eager == stats.steps - before.steps - checked.steps.total()
-    assert eager >= len(rounds), "prompts are not in graphs"
+    mixed = sum(steps for key, steps in checked.steps.items() if key.is_mixed)
+    assert checked.steps.total() == stats.steps - before.steps
+    assert mixed == stats.graph_prompt_steps - before.graph_prompt_steps >= len(rounds)
+    assert checked.steps.total() - mixed == stats.graph_steps - before.graph_steps
     assert checked.rows >= {1, 2, 3}
-    loras = [key.lora for key in checked.steps]
+    loras = [key.lora for key in checked.steps if not key.is_mixed]
     assert None in loras
     assert {lora.is_general for lora in loras if lora is not None} == {True, False}
     assert len({lora.rank for lora in loras if lora is not None}) >= 2

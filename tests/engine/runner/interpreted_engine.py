@@ -12,7 +12,7 @@ MODULES = tuple(
         *(f"attention.{name}" for name in ("triton_attention", "selftest")),
         *(f"sampling.device.{name}" for name in ("number_math", "edit_kernel", "weigh_kernels", "choose_kernel")),
         *(f"sampling.device.{name}" for name in ("launches", "device_sampler")),
-        *(f"runner.{name}" for name in ("triton_row_ops", "row_selftest", "packed_forward", "decode_graphs")),
+        *(f"runner.{name}" for name in ("triton_row_ops", "row_selftest", "packed_forward", "step_graphs")),
     )
 )
 USED_BY_ENGINES = tuple(
@@ -27,7 +27,7 @@ USED_BY_ENGINES = tuple(
         "runner.triton_row_ops",
         "runner.row_selftest",
         "runner.packed_forward",
-        "runner.decode_graphs",
+        "runner.step_graphs",
     )
 )
 """The modules that engine/build loads by name."""

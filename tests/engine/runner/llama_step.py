@@ -28,7 +28,6 @@ from graftwork.engine.model.projections import GroupShape, group_shapes
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
-from graftwork.engine.runner.decode_graphs import DecodeGraphs, GraphLimits
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.forward import SegmentFinder
 from graftwork.engine.runner.graph_keys import GraphKeys
@@ -37,6 +36,7 @@ from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.packed_forward import PackedForward, PackedParts
 from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
+from graftwork.engine.runner.step_graphs import GraphLimits, StepGraphs
 from graftwork.engine.runner.triton_row_ops import TritonRowOps
 from graftwork.engine.sampling.device.device_sampler import DeviceSampler
 from graftwork.platform.ids import RequestId
@@ -211,10 +211,11 @@ class LlamaRunner:
         finder = SegmentFinder(pool)
         builder = BatchBuilder(PAGE_TOKENS, memory.null_frame, DEVICE, rules)
         parts = PackedParts(decoder, TritonAttention(model, cache, dtype), builder, lora)
+        self.gates = cache.gates
         self.forward = PackedForward(parts, finder, self.pinned)
-        self.keys = GraphKeys(MAX_REQUESTS, lora.max_rank, rules.min_rows)
+        self.keys = GraphKeys(MAX_REQUESTS, lora.max_rank, rules.min_rows, max_mixed_rows=256)
         limits = GraphLimits(self.keys, model.context_tokens, PAGE_TOKENS)
-        self.graphs = DecodeGraphs(parts, cache.gates, self.pinned, limits)
+        self.graphs = StepGraphs(parts, cache.gates, self.pinned, limits)
         self.recorder = UncapturedGraphs()
         self.graphs.capture(self.recorder)
         self.masks = MaskFiller(model.vocab_size)
@@ -243,6 +244,15 @@ def decode_plan(
             RequestSlice(RequestId(f"req_{row}"), tokens, num_keys - 1, pages, uses, (spec,), awaits_token=awaits)
         )
     return StepPlan(tuple(pieces))
+
+
+def mixed_plan(specs: Sequence[SampleSpec], num_prompt_tokens: int) -> StepPlan:
+    """Decoding rows, and the last tokens of a prompt, whose request takes the first adapter and the last spec."""
+    decoding = decode_plan(specs[:-1]).slices
+    pages = tuple(PageId(NUM_FRAMES - 1 - page) for page in range(-(-num_prompt_tokens // PAGE_TOKENS)))
+    uses = (AdapterUse("0"),)
+    prompt = RequestSlice(RequestId("req_prompt"), (7,) * num_prompt_tokens, 0, pages, uses, (specs[-1],))
+    return StepPlan((*decoding, prompt))
 
 
 def plain_specs(num_rows: int) -> list[SampleSpec]:

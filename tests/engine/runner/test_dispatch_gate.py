@@ -15,8 +15,19 @@ from graftwork.engine.core.step import SampleSpec
 
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 
+from graftwork.engine.kv.transfer.plan import LayerGate, LoadFailed
+from graftwork.engine.lora.triton.backend import StepOwners
+from graftwork.engine.runner.graph_keys import EagerReason, GraphKey
 from tests.engine.runner.device_gate import StepCounts, counted
-from tests.engine.runner.llama_step import LLAMA, LlamaRunner, decode_plan, llama, penalty_specs, plain_specs
+from tests.engine.runner.llama_step import (
+    LLAMA,
+    LlamaRunner,
+    decode_plan,
+    llama,
+    mixed_plan,
+    penalty_specs,
+    plain_specs,
+)
 
 ROWS, MOST_LAUNCHES = 32, 620
 
@@ -166,3 +177,88 @@ def test_a_graph_holds_the_launches_of_the_step(graphs: LlamaRunner, num_rows: i
     assert counts.num_launches <= MOST_LAUNCHES - 4
     way = "tiles" if num_rows == ROWS else "rows"  # in 32 rows two share an adapter
     assert counts.kernels[f"shrink_{way}_kernel"] == counts.kernels[f"expand_{way}_kernel"] == 128
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_beside_decoding_rows_is_one_graph(graphs: LlamaRunner, kind: str) -> None:
+    """A step with 40 tokens of a prompt is a graph too, with the copies of a decode step; other lengths and kinds of rows
+    replay the same graph."""
+    works = set()
+    for num_rows, num_prompt_tokens in ((ROWS, 40), (ROWS - 8, 90)):
+        before, specs = graphs.recorder.num_replays, KINDS[kind](num_rows)
+        with counted(graphs.pinned):
+            graphs.runner.launch(mixed_plan(specs, num_prompt_tokens)).sample()
+
+        with counted(graphs.pinned) as counts:
+            graphs.runner.launch(mixed_plan(specs, num_prompt_tokens)).sample()
+
+        assert graphs.recorder.num_replays == before + 2
+        assert counts.faults == []
+        assert (counts.operations.total(), counts.allocations) == (0, 0)
+        assert (counts.copies_in, counts.copies_out) == (1, 1)
+        works.add(id(graphs.recorder.work))
+    assert len(works) == 1
+
+
+def test_a_graph_of_a_mixed_step_holds_its_launches(graphs: LlamaRunner) -> None:
+    """Beside the launches of a decode step, a mixed step has one of attention in each layer, and one that gathers the
+    sampled rows; nothing in it waits."""
+    with counted(graphs.pinned):
+        graphs.runner.launch(mixed_plan(plain_specs(ROWS), 40)).sample()
+    assert graphs.recorder.work is not None
+
+    with counted(graphs.pinned) as counts:
+        graphs.recorder.work()
+
+    assert counts.faults == []
+    assert (counts.copies_in, counts.copies_out) == (0, 0)
+    gathers = {"aten::index_select": 1, "aten::copy_": 1}
+    assert counts.operations == {"aten::linear": 129, "aten::embedding": 1, "aten::add": 1} | gathers
+    assert counts.kernels["attend_tiles_kernel"] == counts.kernels["attend_splits_kernel"] == 32
+    assert counts.kernels["shrink_tiles_kernel"] == counts.kernels["expand_tiles_kernel"] == 128
+    assert counts.num_launches <= MOST_LAUNCHES - 4 + 33
+
+
+def test_a_step_by_a_graph_waits_for_whole_loads(graphs: LlamaRunner) -> None:
+    """A graph is launched after its step has waited for the loads that it reads, once; if one of them fails, not at all."""
+    gates, plan, waits = graphs.gates, decode_plan(plain_specs(4)), list[int]()
+    good, bad = LayerGate(LLAMA.num_layers), LayerGate(LLAMA.num_layers)
+    good.open_layers(LLAMA.num_layers, lambda: waits.append(graphs.recorder.num_replays))
+    bad.open_layers(LLAMA.num_layers - 1, lambda: None)
+    bad.fail()
+    gates.add("good", good)
+    gates.add("bad", bad)
+    before = graphs.recorder.num_replays
+
+    gates.select(["good"])
+    with counted(graphs.pinned):
+        graphs.runner.launch(plan).sample()
+    gates.select(["bad"])
+    with counted(graphs.pinned), pytest.raises(LoadFailed):
+        graphs.runner.launch(plan)
+    gates.select([])
+
+    assert waits == [before]
+    assert graphs.recorder.num_replays == before + 1
+
+
+@pytest.mark.parametrize(("num_requests", "has_graph"), [(64, True), (65, False)])
+def test_a_step_of_more_requests_than_an_engine_runs_has_no_graph(
+    model: LlamaRunner, num_requests: int, has_graph: bool
+) -> None:
+    """A graph of mixed steps has room for as many requests as the engine runs, whatever the number of its rows."""
+    rows = model.forward.arrange(mixed_plan(plain_specs(num_requests), 2))
+    owners = StepOwners([None] * len(rows.token_ids), (), (), in_tiles=True)
+
+    key = model.graphs.key_for(rows, owners)
+
+    assert key == (GraphKey(128, None, is_mixed=True) if has_graph else EagerReason.CHUNKS)
+
+
+def test_a_small_mixed_step_takes_the_kernels_of_its_graph(model: LlamaRunner) -> None:
+    """A step with a prompt of two tokens applies LoRA in tiles without a graph too, so both give the same bits."""
+    with counted(model.pinned) as counts:
+        model.runner.launch(mixed_plan(plain_specs(1), 2)).sample()
+
+    assert counts.kernels["shrink_tiles_kernel"] == counts.kernels["expand_tiles_kernel"] == 128
+    assert counts.kernels["expand_rows_kernel"] == 0

@@ -12,9 +12,9 @@ from transformers import GptOssConfig, PreTrainedConfig, Qwen2MoeConfig
 from graftwork.platform.ids import RequestId
 from tests.engine.expert_families import CHOICE, EXPERT_KINDS, EXPERTS, GPT_OSS
 from tests.engine.families import ONE_LAYER, make_family
-from tests.engine.runner.test_decode_graphs import Recorder, differences, recorder, with_graphs
 from tests.engine.runner.test_decoder_parity import random_prompt
 from tests.engine.runner.test_model_families import check_rows, recorded
+from tests.engine.runner.test_step_graphs import Recorder, differences, recorder, with_graphs
 
 __all__ = ["recorder"]
 pytestmark = [
@@ -70,7 +70,7 @@ def test_a_graph_of_experts_does_not_depend_on_the_choice(
     engines = [
         family.engine(max_running=4, max_draft_tokens=0, expert_kernels=one, **TRITON) for one in ("triton", "torch")
     ]
-    with_graphs(engines[0], interpreted_engine["graftwork.engine.runner.decode_graphs"], recorder)
+    with_graphs(engines[0], interpreted_engine["graftwork.engine.runner.step_graphs"], recorder)
     tokens = []
 
     for driver in engines:

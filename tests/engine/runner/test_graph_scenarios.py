@@ -1,5 +1,5 @@
-"""Tests of engines whose decode steps are graphs, on a CPU: interpreted kernels, and a recorder that takes the part of
-CUDA graphs. tests/gpu/test_decode_graphs.py runs the same scenarios with real graphs.
+"""Tests of engines whose steps are graphs, on a CPU: interpreted kernels, and a recorder that takes the part of
+CUDA graphs. tests/gpu/test_step_graphs.py runs the same scenarios with real graphs.
 """
 
 import logging
@@ -93,7 +93,7 @@ def capture(driver: EngineDriver, recorder: RepeatedWork) -> None:
 
 
 def test_replays_have_the_bits_of_their_launches(base: Path) -> None:
-    """Graphs compute all decode steps of a round and no step with a prompt, and the tokens are torch's."""
+    """Graphs compute all steps of a round, and the tokens are torch's."""
     driver, _ = engine(base, **TRITON)
     capture(driver, RepeatedWork())
 
@@ -122,7 +122,7 @@ def test_a_capture_without_memory_leaves_an_engine_that_serves(base: Path, caplo
     with caplog.at_level(logging.WARNING):
         capture(driver, RepeatedWork(fails_at=3))
 
-    (record,) = [one for one in caplog.records if one.message == "decode_graphs_unavailable"]
+    (record,) = [one for one in caplog.records if one.message == "cuda_graphs_unavailable"]
     assert record.exc_info is not None
     assert record.exc_info[0] is torch.OutOfMemoryError
     assert "one by one" in record.__dict__["loss"]
@@ -153,4 +153,4 @@ def test_graphs_that_cannot_be_measured_take_no_memory(base: Path, caplog: pytes
     build = build_of(engine(base, **TRITON)[0])
 
     assert build.measure(lambda: RepeatedWork(fails_at=2), MemoryMeter()) == 0
-    assert "decode_graphs_unmeasured" in caplog.messages
+    assert "cuda_graphs_unmeasured" in caplog.messages

@@ -60,7 +60,7 @@ def weights(num_layers: int) -> DecoderWeights:
         mlp=DenseWeights(Linear(torch.ones(2 * inner, hidden)), Linear(torch.ones(hidden, inner))),
     )
     embedding = torch.ones(MODEL.vocab_size, hidden)
-    return DecoderWeights(embedding, (layer,) * num_layers, {}, torch.ones(hidden), Linear(embedding))
+    return DecoderWeights(embedding, (layer,) * num_layers, ({},) * num_layers, torch.ones(hidden), Linear(embedding))
 
 
 def launches(kind: type, num_layers: int) -> Counter[str]:

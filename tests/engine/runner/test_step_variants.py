@@ -5,7 +5,7 @@ the variants here, without a GPU. The model has the shape of Llama-3.1-8B. That 
 with the list of all variants (tests/engine/build/test_compile_kernels.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +14,9 @@ pytest.importorskip("triton", reason="the kernels extra is not installed")
 
 from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
-from graftwork.engine.runner.graph_keys import GraphKeys
+from graftwork.engine.runner.graph_keys import GraphKey, GraphKeys
 from tests.engine.runner.device_gate import counted
-from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, plain_specs
+from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, mixed_plan, plain_specs
 
 Variants = dict[Any, KernelVariant]
 
@@ -41,7 +41,7 @@ def model() -> Iterator[LlamaRunner]:
     made.forward.graphs = None
 
 
-def run_graphs(model: LlamaRunner, keys: GraphKeys) -> None:
+def run_graphs(model: LlamaRunner, keys: Iterable[GraphKey]) -> None:
     """Launches what the graphs of these keys hold."""
     for key in keys:
         with counted(model.pinned):
@@ -64,6 +64,27 @@ def test_no_step_meets_a_kernel_that_the_enumeration_lacks(model: LlamaRunner, v
 
     for num_rows, num_adapters, num_keys in ((1, 1, 1), (3, 0, 100), (5, 2, 17), (8, 8, 2047), (8, 1, 4000)):
         run_step(model, num_rows, num_adapters, num_keys)
+        assert model.recorder.work is not None
+        with counted(model.pinned):
+            model.recorder.work()
+
+    assert set(variants) == at_start
+
+
+def test_no_step_with_a_prompt_meets_a_kernel_that_the_enumeration_lacks(
+    model: LlamaRunner, variants: Variants
+) -> None:
+    """Steps with prompts of any length beside decoding rows launch only kernels that the graphs of mixed steps of up to 64
+    rows, with the kernels of sampling, have launched at start."""
+    keys = GraphKeys(8, model.keys.max_rank, model.keys.min_rows, max_mixed_rows=64)
+    run_graphs(model, [key for key in keys if key.is_mixed])
+    run_step(model, 1, 0, 5)
+    at_start = set(variants)
+    model.forward.graphs = model.graphs
+
+    for num_rows, num_prompt_tokens in ((1, 2), (1, 64), (5, 17), (20, 33)):
+        with counted(model.pinned):
+            model.runner.launch(mixed_plan(plain_specs(num_rows), num_prompt_tokens)).sample()
         assert model.recorder.work is not None
         with counted(model.pinned):
             model.recorder.work()

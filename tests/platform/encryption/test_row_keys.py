@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy import text
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.contents.columns import is_sealed
 from graftwork.platform.contents.rows import row_opener, row_sealer
-from graftwork.platform.database import Database
+from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.encryption.master_keys import MasterKeyFile
 from graftwork.platform.encryption.row_keys import REMEMBERED_S
 from graftwork.platform.encryption.tenant_keys import TenantKeys
@@ -159,3 +160,50 @@ async def test_a_lost_master_key_is_no_answer(
         await opened(database, scope, stored)
     with pytest.raises(Unavailable, match="operator"):
         await sealed(database, scope)
+
+
+async def test_whole_writes_wait_for_no_key_that_is_known(
+    sqlite_database: Database, tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """On a SQLite file, a tenant's content is encrypted on the thread of whole writes; only to find its key, about once a
+    minute, a write begins again on the event loop's thread."""
+    keys = with_encrypted_rows(sqlite_database, tmp_path, manual_clock)
+    scope, here = await new_tenant(sqlite_database, manual_clock), threading.current_thread()
+    on_loop = list[bool]()
+
+    async def write() -> Any:
+        async def work(session: WriteSession) -> Any:
+            sealer = await row_sealer(session, scope)
+            on_loop.append(threading.current_thread() is here)
+            return sealer.sealed(ItemRow, {"body": BODY}, "item_1")["body"]
+
+        return await sqlite_database.write_whole(work)
+
+    stored = [await write()]  # makes the key
+    stored += [await write() for _ in range(3)]  # the first of them reads it
+    manual_clock.advance(REMEMBERED_S)
+    stored += [await write() for _ in range(2)]
+    await keys.destroy(scope)
+
+    assert on_loop == [True, True, False, False, True, False]
+    with pytest.raises(InternalFailure):
+        await opened(sqlite_database, scope, stored[0])
+
+
+async def test_a_whole_write_uses_no_destroyed_key(
+    sqlite_database: Database, tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """After a tenant's key was destroyed, a whole write encrypts nothing with it, though it was just known."""
+    keys = with_encrypted_rows(sqlite_database, tmp_path, manual_clock)
+    scope = await new_tenant(sqlite_database, manual_clock)
+
+    async def work(session: WriteSession) -> Any:
+        return (await row_sealer(session, scope)).sealed(ItemRow, {"body": BODY}, "item_1")["body"]
+
+    old = [await sqlite_database.write_whole(work) for _ in range(3)][-1]
+    await keys.destroy(scope)
+    new = await sqlite_database.write_whole(work)
+
+    assert await opened(sqlite_database, scope, new) == BODY
+    with pytest.raises(InternalFailure):
+        await opened(sqlite_database, scope, old)

@@ -42,7 +42,7 @@ class Office:
     def __init__(self, database: Database, clock: ManualClock, group_roles: dict[str, str] | None = None) -> None:
         self.tenancy = Tenancy(database, PEPPER, clock)
         roles = parse_group_roles((group_roles or {}).items())
-        self.people = People(database, clock, self.tenancy.verified, self.tenancy.work, roles)
+        self.people = People(database, clock, self.tenancy.changes, self.tenancy.work, roles)
         self.tenancy.organisations.follow(self.people.settle_tenant)
         self.sign_ins = SignIns(database, clock, self.people, PEPPER)
         operators = Operators(database, clock, PEPPER)
@@ -148,7 +148,7 @@ async def test_what_a_person_has_ends_with_the_role(office: Office, database: Da
     signed_in = await office.exchange()
     tokens = [ticket.text for ticket in (signed_in.operator, signed_in.tenant) if ticket is not None]
     other = Office(database, ManualClock())
-    await other.tenancy.verified.poll()
+    await other.tenancy.changes.poll()
     for gateway, token in itertools.product((office, other), tokens):
         await gateway.act(token)
 
@@ -159,7 +159,7 @@ async def test_what_a_person_has_ends_with_the_role(office: Office, database: Da
         await office.people.suspend(person.id)
     else:
         await office.people.delete(person.id)
-    await other.tenancy.verified.poll()
+    await other.tenancy.changes.poll()
 
     for gateway, token in itertools.product((office, other), tokens):
         with pytest.raises(NotAuthenticated):

@@ -159,12 +159,23 @@ async def test_the_local_keeper_forgets_owners_without_a_count(manual_clock: Man
 
 @pytest.mark.parametrize("level", [Level.ORGANISATION, Level.KEY, Level.USER])
 def test_a_level_has_only_limits_that_it_can_keep(level: Level) -> None:
-    """KV is counted by tenant alone, so no other level may have a limit of it."""
+    """Files are counted by tenant alone, so no other level may have a limit of them."""
     check_level(level, Quota(requests_per_minute=1, monthly_budget="1", soft_budget="0.5", currency="USD"))
     with pytest.raises(ValidationFailed) as caught:
-        check_level(level, Quota(max_device_kv_bytes=1))
+        check_level(level, Quota(max_file_bytes=1))
 
-    assert caught.value.param == "max_device_kv_bytes"
+    assert caught.value.param == "max_file_bytes"
+
+
+@pytest.mark.parametrize("limit", ["max_device_kv_bytes", "max_host_kv_bytes"])
+@pytest.mark.parametrize("level", [Level.KEY, Level.USER])
+def test_tenants_share_kv_and_their_keys_do_not(level: Level, limit: str) -> None:
+    """All keys of a tenant share its cache, so a key and an end user have no limit of it."""
+    check_level(Level.ORGANISATION, Quota.model_validate({limit: 1}))
+    with pytest.raises(ValidationFailed) as caught:
+        check_level(level, Quota.model_validate({limit: 1}))
+
+    assert caught.value.param == limit
 
 
 def test_end_users_are_digests_of_their_tenant() -> None:

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from graftwork.engine.core.sampling import RANGES, SamplingParams
+from graftwork.engine.core.sampling import MOST_ROLLING_TOKENS, RANGES, RollingWindow, SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded
 from graftwork.sessions.generation.sampling import (
     ASSUMED_TOKENS,
@@ -57,6 +57,20 @@ def test_a_limit_beyond_the_context_is_cut_to_what_is_left() -> None:
     """An answer never gets more tokens than the prompt leaves free, and the quota reserves no more either."""
     assert token_budget(990, 5000, 1000, "messages") == TokenBudget(10, 10)
     assert token_budget(999, 2, 1000, "prompt") == TokenBudget(1, 1)
+
+
+def test_a_window_that_fits_into_the_context_lifts_its_limit() -> None:
+    """Prompt and answer may be longer than the context, up to the longest text; an answer without a limit has one context at
+    most. A window that is wider than the context lifts nothing."""
+    window = RollingWindow(4, 996)
+
+    assert token_budget(1500, 5000, 1000, "messages", window) == TokenBudget(5000, 5000)
+    assert token_budget(1500, None, 1000, "messages", window) == TokenBudget(1000, ASSUMED_TOKENS)
+    assert token_budget(MOST_ROLLING_TOKENS - 7, 9, 1000, "messages", window) == TokenBudget(7, 7)
+    assert token_budget(990, 5000, 1000, "messages", RollingWindow(5, 996)) == TokenBudget(10, 10)
+    for prompt, wide in ((MOST_ROLLING_TOKENS, window), (1000, RollingWindow(5, 996))):
+        with pytest.raises(ContextLengthExceeded):
+            token_budget(prompt, 1, 1000, "messages", wide)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ const LIMITS = [
   ["max_sessions", "Open sessions"], ["max_adapters", "Adapters"], ["max_adapter_bytes", "Bytes of adapters"],
   ["max_file_bytes", "Bytes of files"], ["max_adapter_rank", "Largest rank"], ["max_device_kv_bytes", "Bytes of KV on the device"], ["max_host_kv_bytes", "Bytes of KV on the host"],
 ];
+/** The limits whose use the server tells, and its name there. */
+const USES = { max_sessions: "sessions", max_adapters: "adapters", max_adapter_bytes: "adapter_bytes", monthly_tokens: "monthly_tokens" };
 const BUDGETS = [["monthly_budget", "Budget per month"], ["soft_budget", "Cost per month that alerts"], ["currency", "Currency of budgets"]];
 
 export async function showTenant({ params: [id], signal, refresh }) {
@@ -88,14 +90,15 @@ function edit(base, tenant) {
   }));
 }
 
-function quotaCard(base, quota) {
+function quotaCard(base, { used, ...quota }) {
+  const withUse = (limit, label) => (used && USES[limit] ? `${label} (${count(used[USES[limit]])} used)` : label);
   const numbers = LIMITS.map(([limit, label]) => [limit, label, h("input", { type: "number", min: 0, step: 1, name: limit, placeholder: "no limit", value: quota[limit] ?? "" })]);
   const texts = BUDGETS.map(([limit, label]) => [limit, label, h("input", { type: "text", name: limit, placeholder: limit === "currency" ? "USD" : "no limit", value: quota[limit] ?? "" })]);
   const inputs = [...numbers, ...texts];
   const value = (limit, input) => (input.value === "" ? null : input.type === "number" ? Number(input.value) : input.value.trim());
   const saved = h("span", { class: "small muted", role: "status" });
   const body = form({
-    fields: h("div", { class: "fields" }, inputs.map(([, label, input]) => field(label, input))),
+    fields: h("div", { class: "fields" }, inputs.map(([limit, label, input]) => field(withUse(limit, label), input))),
     button: "Save limits", extra: [saved], locked: locked(),
     send: () => api.put(`${base}/quota`, { ...quota, ...Object.fromEntries(inputs.map(([limit, , input]) => [limit, value(limit, input)])) }),
     done: () => put(saved, `Saved ${moment(Date.now() / 1000)}`),

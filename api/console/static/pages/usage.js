@@ -78,8 +78,14 @@ export function costs(amounts) {
 async function quotaCard(signal) {
   const quota = await api.get("v1/quota", { signal }).catch(() => null);
   if (!quota) return null;
-  const entries = Object.entries(quota).filter(([, value]) => typeof value === "number").map(([name, value]) => [name.replaceAll("_", " "), count(value)]);
+  const entries = Object.entries(quota).filter(([, value]) => typeof value === "number").map(([name, value]) => [name.replaceAll("_", " "), withUse(quota.used, name, count(value))]);
   return card("Your limits", entries.length ? facts(entries) : h("p", { class: "muted" }, "The operator has set no limits for you."));
+}
+
+/** A limit with what is used of it, where the server tells. */
+function withUse(used, limit, text) {
+  const found = used?.[limit] ?? used?.[limit.replace(/^max_/, "")];
+  return typeof found === "number" ? `${text} (${count(found)} used)` : text;
 }
 
 function sum(rows) {

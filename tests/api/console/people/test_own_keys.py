@@ -101,3 +101,18 @@ def test_others_have_no_such_page(browser: Browser, server: ConsoleServer, tenan
 
     assert browser.find("h1").text in ("Not found", "There is no such page")
     assert "Keys" not in browser.find("#nav").text
+
+
+def test_a_key_takes_the_page_away(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """Who signs in again with a key, after the sign-in as a tenant-admin has ended, no longer finds the page."""
+    open_page(browser, server, tenant)
+    browser.driver.delete_all_cookies()
+    browser.press("New key")
+    browser.fill("Name", "too late")
+    browser.press("Create key")
+    browser.find("dialog.sign-in")
+    browser.type_key(tenant.key)
+
+    browser.wait(lambda: "Keys" not in browser.find("#nav").text or None)
+    assert browser.heading("There is no such page")
+    assert browser.find("#who").text == "Acme"

@@ -63,6 +63,22 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
     assert waited == ["first", "first", "second", "second", "third"]
 
 
+def test_whole_loads_are_waited_for_at_once() -> None:
+    """Waiting for all layers waits for the last group of each load that the step reads, and for no other load."""
+    gates, waited = LayerGates(), list[str]()
+    for name in ("one", "other", "third"):
+        gate = LayerGate(4)
+        gate.open_layers(2, lambda name=name: waited.append(f"{name} begins"))  # type: ignore[misc]
+        gate.open_layers(4, lambda name=name: waited.append(f"{name} ends"))  # type: ignore[misc]
+        gates.add(name, gate)
+
+    gates.wait_for_all()  # none is selected yet
+    gates.select(["one", "third"])
+    gates.wait_for_all()
+
+    assert waited == ["one ends", "third ends"]
+
+
 def test_a_failed_load_lets_no_step_read_missing_layers() -> None:
     """The gate of a failed load raises LoadFailed at the first layer that is missing."""
     gates, gate = LayerGates(), LayerGate(4)

@@ -71,7 +71,7 @@ def run(driver: EngineDriver, adapters: Sequence[str], requests: Sequence[Reques
         driver.engine.adapters.want([(name,) for name in adapters])
     recorder = RecordingRunner(driver)
     driver.loop.steps.runner = recorder
-    random = Random(7)
+    random, earlier = Random(7), set(driver.outcomes)
     outcomes = [
         driver.submit(
             random_prompt(random, one.prompt_tokens), adapters=one.uses, max_tokens=max_tokens, ignore_eos=True
@@ -81,7 +81,9 @@ def run(driver: EngineDriver, adapters: Sequence[str], requests: Sequence[Reques
     driver.finish()
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     assert not errors, errors
-    by_id: dict[str, list[torch.Tensor]] = {request_id: [] for request_id in driver.outcomes}
+    by_id: dict[str, list[torch.Tensor]] = {
+        request_id: [] for request_id in driver.outcomes if request_id not in earlier
+    }
     for piece, row in recorder.rows:
         by_id[piece.request_id].append(row.cpu())
     return Run(

@@ -80,10 +80,10 @@ def test_batch_invariance_is_grouped(num_rows: int, num_adapters: int, total_ran
     """With batch invariance every batch is computed in tiles."""
     step = StepShape(num_rows, min(num_adapters, num_rows), total_ranks)
 
-    assert tile_rows_for(step, batch_invariant=True) in GROUPED_TILE_ROWS
+    assert tile_rows_for(step, in_tiles=True) in GROUPED_TILE_ROWS
 
 
 def test_a_step_without_adapters_has_a_plan() -> None:
     """A step without rows or adapters has a plan."""
     assert tile_rows_for(StepShape(0, 0, 0)) in TILE_ROWS
-    assert tile_rows_for(StepShape(0, 0, 0), batch_invariant=True) == 16
+    assert tile_rows_for(StepShape(0, 0, 0), in_tiles=True) == 16

@@ -86,6 +86,24 @@ def test_a_batch_above_the_capacity_is_refused() -> None:
         build_segments([0, 1, 2], capacity=capacity)
 
 
+@given(batches, st.integers(1, 8), st.sampled_from(TILE_ROWS), st.booleans())
+def test_a_capacity_of_few_owners_holds_what_they_need(
+    slots: list[int | None], num_owners: int, tile_rows: int, has_mixtures: bool
+) -> None:
+    """With a limit of different adapters, a capacity has fewer tiles, and holds each batch within the limit; another
+    batch is refused."""
+    capacity = SegmentCapacity(160, 8, tile_rows, has_mixtures, num_owners)
+    owners = len({slot for slot in slots if slot is not None})
+
+    assert capacity.num_tiles == num_owners + (160 - num_owners) // tile_rows
+    if owners > num_owners:
+        with pytest.raises(ValueError, match=f"{owners} adapters and mixtures"):
+            build_segments(slots, capacity=capacity)
+    else:
+        expected = rows_by_tile(build_segments(slots, tile_rows=tile_rows))
+        assert rows_by_tile(build_segments(slots, capacity=capacity)) == expected
+
+
 def test_a_refill_keeps_the_addresses() -> None:
     """A refill writes another step's tiles into the same arrays."""
     capacity = SegmentCapacity(num_rows=8, num_slots=3, tile_rows=16)

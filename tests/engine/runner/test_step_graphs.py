@@ -100,12 +100,13 @@ def engine(base: Path, **options: Any) -> Any:
     return engine_of(base, source, max_running=8, max_draft_tokens=0, **options)
 
 
-def with_graphs(driver: Any, graphs: ModuleType, recorder: Recorder) -> Any:
-    """Lets the engine decode by graphs, which are captured before it has any adapter."""
+def with_graphs(driver: Any, graphs: ModuleType, recorder: Recorder, max_mixed_rows: int = 32) -> Any:
+    """Lets the engine compute steps by graphs, which are captured before it has any adapter."""
     forward = driver.engine.runner.forward
-    limits = graphs.GraphLimits(GraphKeys(8, forward.parts.lora.max_rank, min_rows=4), context_tokens=64, page_tokens=4)
+    keys = GraphKeys(8, forward.parts.lora.max_rank, min_rows=4, max_mixed_rows=max_mixed_rows)
+    limits = graphs.GraphLimits(keys, context_tokens=64, page_tokens=4)
     device = torch.device("cpu")
-    forward.graphs = graphs.DecodeGraphs(forward.parts, driver.engine.cache.gates, PinnedMemory(device), limits)
+    forward.graphs = graphs.StepGraphs(forward.parts, driver.engine.cache.gates, PinnedMemory(device), limits)
     forward.graphs.capture(recorder)
     return driver
 
@@ -115,24 +116,24 @@ def test_two_steps_of_a_graph_launch_the_same_and_compute_what_torch_computes(
     base: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder
 ) -> None:
     """Steps with other rows, lengths and adapters, more of them than when the graph was captured, have the same grids,
-    numbers and addresses in every launch of a graph, and torch's tokens and logits."""
-    requests = [
-        Request(3, (AdapterUse("a"),)),
-        Request(9),
-        Request(2, (AdapterUse("b"),)),
-        Request(5, (AdapterUse("c"),)),
+    numbers and addresses in every launch of a graph, and torch's tokens and logits. So have steps with prompts."""
+    rounds = [
+        [Request(3, (AdapterUse("a"),)), Request(9), Request(2, (AdapterUse("b"),)), Request(5, (AdapterUse("c"),))],
+        [Request(14, (AdapterUse("e"),)), Request(1), Request(3)],
     ]
-    module = interpreted_engine["graftwork.engine.runner.decode_graphs"]
-    ours = with_graphs(engine(base, **TRITON), module, recorder)
+    module = interpreted_engine["graftwork.engine.runner.step_graphs"]
+    ours, theirs = with_graphs(engine(base, **TRITON), module, recorder), engine(base, **TORCH)
 
-    of_graphs = run(ours, list(RANKS), requests, max_tokens=3)
-    of_torch = run(engine(base, **TORCH), list(RANKS), requests, max_tokens=3)
+    for requests in rounds:
+        of_graphs = run(ours, list(RANKS), requests, max_tokens=3)
+        of_torch = run(theirs, list(RANKS), requests, max_tokens=3)
 
+        assert of_graphs.token_ids == of_torch.token_ids
+        torch.testing.assert_close(of_graphs.logits, of_torch.logits, atol=1e-4, rtol=1e-4)
     stats = ours.loop.stats()
-    assert stats.graph_steps == sum(map(len, recorder.replays.values())) > 0
-    assert stats.eager_chunk_steps == stats.steps - stats.graph_steps > 0
-    assert of_graphs.token_ids == of_torch.token_ids
-    torch.testing.assert_close(of_graphs.logits, of_torch.logits, atol=1e-4, rtol=1e-4)
+    assert stats.graph_steps + stats.graph_prompt_steps == stats.steps == sum(map(len, recorder.replays.values()))
+    mixed = [replays for replays in recorder.replays.values() if any("attend_tiles" in one[0] for one in replays[0])]
+    assert max(map(len, mixed)) > 1
     several = [replays for replays in recorder.replays.values() if len(replays) > 1]
     assert several
     for first, *others in several:
@@ -150,7 +151,7 @@ def test_graphs_serve_the_base_model_and_mixtures(
     computes."""
     uses = {"base": (), "mixture": (AdapterUse("a", 0.5), AdapterUse("b", -1.0))}[kind]
     adapters, requests = [use.digest for use in uses], [Request(3, uses), Request(7)]
-    module = interpreted_engine["graftwork.engine.runner.decode_graphs"]
+    module = interpreted_engine["graftwork.engine.runner.step_graphs"]
 
     ours = run(with_graphs(engine(base, **TRITON), module, recorder), adapters, requests, max_tokens=3)
     plain = run(engine(base, **TORCH), adapters, requests, max_tokens=3)
@@ -160,6 +161,22 @@ def test_graphs_serve_the_base_model_and_mixtures(
     kernels = {name for replays in recorder.replays.values() for launches in replays for name, _, _ in launches}
     assert "attend_splits_kernel" in kernels
     assert ("expand_rows_kernel" in kernels) == (kind == "mixture")
+
+
+@pytest.mark.usefixtures("engine_interprets_all")
+def test_a_step_that_no_graph_has_room_for_is_eager(
+    base: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder
+) -> None:
+    """A prompt of more rows than the largest graph is computed eagerly, and counted; the decode steps are graphs."""
+    module = interpreted_engine["graftwork.engine.runner.step_graphs"]
+    ours = with_graphs(engine(base, **TRITON), module, recorder, max_mixed_rows=16)
+    requests = [Request(17)]
+
+    of_graphs = run(ours, [], requests, max_tokens=3)
+
+    stats = ours.loop.stats()
+    assert (stats.eager_chunk_steps, stats.graph_steps) == (1, 2)
+    assert of_graphs.token_ids == run(engine(base, **TORCH), [], requests, max_tokens=3).token_ids
 
 
 @given(
@@ -190,6 +207,30 @@ def test_every_small_step_has_a_graph_that_serves_it(
     assert (key.lora.tile_rows == ROW_WISE) == (tile_rows == ROW_WISE)
     assert key.lora.tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])
     assert key.lora.is_general >= (has_mixtures or has_columns)
+
+
+@given(st.integers(1, 3000), st.integers(0, 1100), st.integers(0, 128), st.booleans(), st.booleans())
+def test_every_mixed_step_has_a_graph_that_serves_it(
+    num_rows: int, max_mixed_rows: int, rank: int, has_mixtures: bool, has_columns: bool
+) -> None:
+    """A step with prompts of up to as many rows as the largest graph finds one in the enumeration. Its rows are less than
+    twice as many, and less than 1.25 times where there are more than 256."""
+    from graftwork.engine.lora.triton.fused_lora import LoraNeeds
+
+    keys = GraphKeys(70, 128, max_mixed_rows=max_mixed_rows)
+    needs = LoraNeeds(16, LaunchBounds(rank, has_columns), has_mixtures, frozenset({0} if rank else ()))
+
+    key = keys.find(num_rows, needs, is_mixed=True)
+
+    assert (key is not None) == (num_rows <= max_mixed_rows)
+    if key is None:
+        return
+    assert key in list(keys)
+    assert num_rows <= key.num_rows < max(16, num_rows * (1.25 if num_rows > 256 else 2)) + 1
+    assert (key.lora is None) == (rank == 0)
+    if key.lora is not None:
+        assert rank <= key.lora.rank
+        assert key.lora.is_general >= (has_mixtures or has_columns)
 
 
 def test_a_step_with_too_many_rows_has_no_graph() -> None:

@@ -1,4 +1,4 @@
-"""Tests of decode steps by CUDA graphs on a GPU: a replay has the bits of its launches, whatever the step, and graphs
+"""Tests of steps by CUDA graphs on a GPU: a replay has the bits of its launches, whatever the step, and graphs
 cost an engine nothing but the memory of its start. tests/engine/runner/test_graph_scenarios.py runs the same scenarios
 on a CPU.
 """
@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 pytest.importorskip("peft", reason="peft and transformers, which make the models of these tests, are not installed")
 from graftwork.engine.build.devices import CudaMeter
-from graftwork.engine.build.graphs import GraphBuild, cuda_graphs
-from graftwork.engine.runner.decode_graphs import CudaGraphs
+from graftwork.engine.build.graphs import GraphBuild, cuda_recorder
+from graftwork.engine.runner.step_graphs import CudaGraphs
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from tests.engine.engine_driver import EngineDriver
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
@@ -64,7 +64,7 @@ def engine(base: Path, **options: Any) -> tuple[EngineDriver, CountingAdapterSou
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_replays_have_the_bits_of_their_launches(base: Path, dtype: str) -> None:
     """Over rounds of other rows, lengths and adapters, each replay equals its launches one by one, bit for bit. Graphs
-    compute all decode steps and no step with a prompt."""
+    compute all steps, those with prompts too."""
     driver, _ = engine(base, dtype=dtype)
 
     _, checked = replays_have_the_bits_of_their_launches(driver, [*MIXED] * 3, max_tokens=6)
@@ -79,7 +79,7 @@ def test_answers_are_those_without_graphs(base: Path) -> None:
 
     outcomes = serve(engine(base)[0], rounds, max_tokens=6)
 
-    expected = serve(engine(base, decode_graphs="off")[0], rounds, max_tokens=6)
+    expected = serve(engine(base, cuda_graphs="off")[0], rounds, max_tokens=6)
     assert [one.token_ids for one in outcomes] == [one.token_ids for one in expected]
 
 
@@ -95,7 +95,7 @@ def test_adapters_come_and_go_without_a_capture(base: Path, captures: list[None]
 
 
 def test_all_graphs_are_there_before_the_first_request(base: Path, captures: list[None]) -> None:
-    """An engine starts with a graph for each key, and the first decode step is one of them."""
+    """An engine starts with a graph for each key, and the first step is one of them."""
     driver, _ = engine(base)
     forward: Any = driver.engine.runner.forward
     at_start = len(captures)
@@ -110,8 +110,8 @@ def test_all_graphs_are_there_before_the_first_request(base: Path, captures: lis
 
 
 def test_steps_by_graphs_take_no_more_memory(base: Path) -> None:
-    """After some rounds of requests, ten times as many take no memory. The prompts among them, which have no graph, may
-    take one more segment of torch's cache, of 2 MiB."""
+    """After some rounds of requests, ten times as many take no memory, but for one more segment of torch's cache, of
+    2 MiB."""
     driver, _ = engine(base)
     serve(driver, [*MIXED] * 2, max_tokens=6)
     torch.cuda.synchronize()
@@ -147,7 +147,7 @@ def test_a_step_by_a_graph_waits_for_nothing(base: Path) -> None:
 
 
 def test_prompts_whose_tokens_are_scored_have_no_graph(base: Path) -> None:
-    """Prompts, with and without scores, are computed eagerly, and counted by their reason; the rest is graphs."""
+    """A prompt with scores is computed eagerly, and counted by its reason; the rest is graphs."""
     driver, _ = engine(base)
     before = driver.loop.stats()
 
@@ -156,7 +156,8 @@ def test_prompts_whose_tokens_are_scored_have_no_graph(base: Path) -> None:
 
     stats = driver.loop.stats()
     assert stats.eager_score_steps - before.eager_score_steps == 1
-    assert stats.eager_chunk_steps - before.eager_chunk_steps == 1
+    assert stats.eager_chunk_steps == before.eager_chunk_steps
+    assert stats.graph_prompt_steps - before.graph_prompt_steps == 1
     assert stats.graph_steps - before.graph_steps == 6
 
 
@@ -165,7 +166,7 @@ def test_a_capture_without_memory_leaves_an_engine_that_serves(
 ) -> None:
     """If the device has no memory left while a graph is captured, the log says why, the memory of all graphs is given
     back, and the engine gives the same answers without graphs, on the stream that it had before."""
-    expected = serve(engine(base, decode_graphs="off")[0], MIXED, max_tokens=4)
+    expected = serve(engine(base, cuda_graphs="off")[0], MIXED, max_tokens=4)
     stream, capture = torch.cuda.current_stream(), CudaGraphs.capture
     captures = Counter[CudaGraphs]()
 
@@ -183,7 +184,7 @@ def test_a_capture_without_memory_leaves_an_engine_that_serves(
     with caplog.at_level(logging.WARNING):
         driver, _ = engine(base)
 
-    (record,) = [one for one in caplog.records if one.message == "decode_graphs_unavailable"]
+    (record,) = [one for one in caplog.records if one.message == "cuda_graphs_unavailable"]
     assert record.exc_info is not None
     assert record.exc_info[0] is torch.OutOfMemoryError
     assert set(captures.values()) == {4}
@@ -196,15 +197,15 @@ def test_a_capture_without_memory_leaves_an_engine_that_serves(
 
 def test_the_measured_memory_holds_all_graphs(base: Path) -> None:
     """What a few graphs predict is at least what all take, and at most 64 MiB and a half more."""
-    driver, _ = engine(base, decode_graphs="off")
+    driver, _ = engine(base, cuda_graphs="off")
     device, meter = torch.device("cuda:0"), CudaMeter(torch.device("cuda:0"))
     forward: Any = driver.engine.runner.forward
     limits = SchedulerLimits(4, 48, MAX_RUNNING, 8, 256, VOCAB, frozenset())
     build = GraphBuild(forward.parts, driver.engine.cache.gates, limits)
-    predicted = build.measure(cuda_graphs(device), meter)
+    predicted = build.measure(cuda_recorder(device), meter)
     free = meter.free_bytes()
 
-    graphs = build.capture(cuda_graphs(device), meter)
+    graphs = build.capture(cuda_recorder(device), meter)
 
     assert graphs is not None
     taken = free - meter.free_bytes()

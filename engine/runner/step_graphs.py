@@ -1,8 +1,8 @@
-"""Computes decode steps by CUDA graphs: one launch for the whole forward pass.
+"""Computes steps by CUDA graphs: one launch for the whole forward pass.
 
 A graph is captured at start for each key (graph_keys.py). Its kernels read the numbers of the step from a block of
 memory that never moves (StepInputs), and their grids cover the largest step of the key. So a step is one copy, at most
-one launch for awaited tokens, and the graph. Adapters come and go without a new graph, because the kernels find them
+one launch for awaited tokens, and the graph. A graph of mixed steps gathers the sampled rows before the head. Adapters come and go without a new graph, because the kernels find them
 through tables of addresses. Unused rows write their KV to a scrap page.
 
 Invariant: a graph holds no number of a step. Two steps of one key use the same addresses and grids.
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from graftwork.engine.attention.backend import AttentionBatch
-from graftwork.engine.attention.triton_attention import DecodeCapacity
+from graftwork.engine.attention.triton_attention import StepCapacity
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.kernels.step_inputs import HostMemory, Passenger, StepInputs, WordLayout, Words
@@ -76,9 +77,24 @@ class GraphLimits:
     window_pages: int = 0
     """The most pages of a request in each layer group after the first."""
 
-    def attention(self, num_rows: int) -> DecodeCapacity:
+    def requests(self, key: GraphKey) -> int:
+        """Returns the most requests of a step, which is also the most decoding and sampled rows."""
+        return min(key.num_rows, self.keys.row_counts[-1])
+
+    def attention(self, key: GraphKey) -> StepCapacity:
+        most = self.requests(key)
         pages_of_one = pages_for(self.context_tokens, self.page_tokens) + (self.num_groups - 1) * self.window_pages
-        return DecodeCapacity(num_queries=num_rows, num_pages=num_rows * pages_of_one, num_keys=self.context_tokens)
+        return StepCapacity(
+            num_queries=most,
+            num_keys=self.context_tokens,
+            num_pages=most * pages_of_one,
+            num_chunk_rows=key.num_rows if key.is_mixed else 0,
+            num_chunks=most,
+        )
+
+    def lora_words(self, key: GraphKey) -> int:
+        """Returns the words of the tiles of LoRA."""
+        return 0 if key.lora is None else key.lora.capacity(key.num_rows, self.requests(key)).num_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +108,7 @@ class _Pass:
     """The words of each array whose size does not depend on the step. Page numbers and passengers follow them."""
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Owns the graphs of an engine, and the memory that they read from and write to."""
 
     def __init__(
@@ -102,7 +118,7 @@ class DecodeGraphs:
         host: HostMemory,
         limits: GraphLimits,
     ) -> None:
-        """Captures nothing yet; see `capture`. `gates` tell whether a step waits for loads."""
+        """Captures nothing yet; see `capture`. `gates` are those of the loads that a step reads."""
         decoder = self._decoder = parts.decoder
         self._attention, self._builder, self._lora = parts.attention, parts.builder, parts.lora
         self._gates = gates
@@ -112,7 +128,7 @@ class DecodeGraphs:
         most = limits.keys.row_counts[-1]
         self._logits = torch.empty(most, len(head), dtype=head.dtype, device=self._builder.device)
         num_words = max(WordLayout(self._sizes(key)).num_words for key in limits.keys)
-        num_pages = limits.attention(most).num_pages
+        num_pages = max(limits.attention(key).num_pages for key in limits.keys)
         self._inputs = StepInputs(num_words + num_pages + _PASSENGER_WORDS, self._builder.device, host)
 
     @torch.inference_mode()
@@ -133,19 +149,16 @@ class DecodeGraphs:
     def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | EagerReason:
         """Returns the key of the graph that computes a step, or why no graph can.
 
-        A graph computes only decoding rows, all of which are sampled. It cannot wait for loads, and adapters that torch
-        applies are not in it.
+        Adapters that torch applies are not in a graph.
         """
         if any(piece.reads_prompt for piece in rows.slices):
             return EagerReason.SCORES
-        if any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in rows.slices):
-            return EagerReason.CHUNKS
-        if self._gates.is_waiting:
-            return EagerReason.LOADS
         if not owners.is_for_kernels_alone:
             return EagerReason.ADAPTERS
-        key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners))
-        return EagerReason.ROWS if key is None or key not in self._passes else key
+        key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners), is_mixed=rows.is_mixed)
+        if key is None or key not in self._passes or not self._has_room(key, rows):
+            return EagerReason.CHUNKS if rows.is_mixed else EagerReason.ROWS
+        return key
 
     def compute(
         self,
@@ -157,6 +170,9 @@ class DecodeGraphs:
     ) -> torch.Tensor:
         """Launches the graph of a step. Returns the logits of the sampled rows, [num_sampled, vocab], which are valid
         until the next step is computed.
+
+        The device first waits for the whole of the loads that the step reads. An eager step waits layer by layer, but
+        takes longer by more than most loads do. Raises LoadFailed if one of them has failed.
         """
         found = self._passes[key]
         arrays = self._arrays(key, rows, self._cut(key, owners), tokens)
@@ -172,6 +188,7 @@ class DecodeGraphs:
         if tokens is not None:
             token_ids, sources = (self._inputs.view(layout, name) for name in ("token_ids", "sources"))
             take_tokens_launch(token_ids, sources, tokens.token_ids).run()
+        self._gates.wait_for_all()
         found.graph.replay()
         return self._logits[: rows.num_sampled]
 
@@ -181,37 +198,51 @@ class DecodeGraphs:
         owners = StepOwners([None] * key.num_rows, (), ())
         cut = self._cut(key, owners)
         sizes = self._sizes(key)
-        capacity = self._limits.attention(key.num_rows)
+        capacity = self._limits.attention(key)
         layout = WordLayout(sizes | {"page_ids": capacity.num_pages})
         self._inputs.send(layout, self._arrays(key, rows, cut, None))
         on_device = self._inputs.views(layout)
         nothing = on_device["token_ids"][:0]
-        batch = batch_over(rows, on_device | {"begun_pages": nothing, "sampled_rows": nothing})
+        sampled = on_device.get("sampled_rows")
+        batch = batch_over(rows, {"sampled_rows": nothing} | on_device | {"begun_pages": nothing})
         attention = self._attention.over(on_device, self._attention.sizes_for(capacity)[1])
 
         def work() -> None:
             lora = self._lora.begin(owners, cut, on_device["lora"])
-            logits = self._decoder.logits(self._decoder.hidden(batch, attention, lora), lora)
-            self._logits[: key.num_rows].copy_(logits)
+            hidden = self._decoder.hidden(batch, attention, lora)
+            chosen = hidden if sampled is None else hidden.index_select(0, sampled)
+            self._logits[: len(chosen)].copy_(self._decoder.logits(chosen, lora))
 
         return _Pass(recorder.capture(work), work, sizes)
 
     def _arrays(self, key: GraphKey, rows: BatchRows, cut: CutStep, tokens: SampledTokens | None) -> dict[str, Words]:
         padded = self._builder.padded(rows, key.num_rows)
-        queries = self._attention.cut(AttentionBatch(rows.placed, torch.tensor(padded.positions)))
-        return row_words(padded, tokens) | {"lora": cut.segments.words} | queries.arrays
+        batch = AttentionBatch(rows.placed, torch.tensor(padded.positions))
+        words = row_words(padded, tokens) | {"lora": cut.segments.words}
+        if key.is_mixed:
+            sampled = np.zeros(self._limits.requests(key), np.int32)  # what is not filled gathers the first row
+            sampled[: rows.num_sampled] = words["sampled_rows"][: rows.num_sampled]
+            words["sampled_rows"] = sampled
+        return words | self._attention.cut(batch, pads_by_tiles=key.is_mixed).arrays
 
     def _cut(self, key: GraphKey, owners: StepOwners) -> CutStep:
         if key.lora is None:
             return self._lora.cut(owners)
-        return self._lora.cut(owners, key.lora.capacity(key.num_rows), key.lora.bounds)
+        capacity = key.lora.capacity(key.num_rows, self._limits.requests(key))
+        return self._lora.cut(owners, capacity, key.lora.bounds)
+
+    def _has_room(self, key: GraphKey, rows: BatchRows) -> bool:
+        """Returns whether the arrays of a graph hold a step's requests, decoding rows and sampled rows."""
+        return max(len(rows.slices), rows.num_decoding, rows.num_sampled) <= self._limits.requests(key)
 
     def _sizes(self, key: GraphKey) -> dict[str, int]:
         """Returns the words of each array whose size does not depend on the step."""
         names = ["token_ids", "positions", "row_pages", "row_offsets", "sources"]
         names += window_names(self._limits.num_groups - 1)
         sizes = dict.fromkeys(names, key.num_rows)
-        sizes["lora"] = 0 if key.lora is None else key.lora.capacity(key.num_rows).num_words
-        sizes |= self._attention.sizes_for(self._limits.attention(key.num_rows))[0]
+        if key.is_mixed:
+            sizes["sampled_rows"] = self._limits.requests(key)
+        sizes["lora"] = self._limits.lora_words(key)
+        sizes |= self._attention.sizes_for(self._limits.attention(key))[0]
         del sizes["page_ids"]
         return sizes
