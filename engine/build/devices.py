@@ -123,6 +123,8 @@ def _why_no_budgets(config: EngineConfig, model: ModelConfig, device: torch.devi
         return "the model has recurrent layers, whose state cannot forget"
     if any(window is not None for window in model.windows):
         return "the model has layers with a window, which would count kept tokens as its last ones"
+    if model.query_layers:
+        return "the model has layers that read the keys of others, and each layer keeps its own choice of a prompt"
     if config.tensor_parallel > 1:
         return "the engine divides the model with --tensor-parallel"
     max_batch_tokens, max_running = batch_limits(config, device)

@@ -1,6 +1,7 @@
 """Requests with a budget of KV keep of a prompt what its end attends to, against SnapKV over transformers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Any
@@ -223,7 +224,7 @@ def test_a_prompt_with_no_room_beside_what_is_kept_is_refused(make_engine: Make)
 
 
 def test_engines_that_cannot_do_it_say_why(models: RandomModels, make_engine: Make) -> None:
-    """Steps too small for the observed queries, and several devices."""
+    """Steps too small for the observed queries, several devices, and layers that read the keys of others."""
     model, cpu = read_model_config(models.base), torch.device("cpu")
 
     def why(**options: Any) -> str | None:
@@ -231,6 +232,9 @@ def test_engines_that_cannot_do_it_say_why(models: RandomModels, make_engine: Ma
 
     assert why() is None
     assert "--tensor-parallel" in str(why(tensor_parallel=2))
+    shared = replace(model, kv_sources=(0,) * model.num_layers)
+    told = scheduler_limits(EngineConfig(models.base), shared, cpu).why_no_budgets
+    assert "layers that read the keys of others" in str(told)
     assert "--max-batch-tokens" in str(why(max_batch_tokens=40, max_running=9))
     found = make_engine(max_batch_tokens=40, max_running=9).run(prompt_of(1, 100), kv_budget=BUDGET)
     assert isinstance(found.error, InvalidRequest)
