@@ -24,6 +24,17 @@ _OTHERS_IN_LAYERS = (
     *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     *("post_self_attn_layernorm", "post_mlp_layernorm", "resid_attn_dropout", "resid_mlp_dropout"),
 )
+_OTHERS_WITH_STREAMS = (
+    *("altup", "altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs", "altup.router_norm"),
+    *("laurel", "laurel.post_laurel_norm", "post_per_layer_input_norm", "act_fn", "self_attn.v_norm"),
+)
+"""Those of layers with several residual streams."""
+_AROUND_STREAMS = (
+    *("altup_projections", "altup_unembed_projections", "per_layer_model_projection", "per_layer_projection_norm"),
+    "embed_tokens_per_layer",
+)
+_PREFIXES = ("model.", "", "model.language_model.")
+"""What names begin with in a model with an output head, in one that was trained without it, and in one that also sees."""
 _OTHERS = ("layers", "norm", "rotary_emb")
 """The modules of the served architectures that cannot have LoRA. It changes nothing to exclude them, but it is no mistake."""
 
@@ -60,10 +71,10 @@ def _wrong_names(chosen: tuple[str, ...] | ModulePattern | None, names: Sequence
 def _target_names(description: EngineDescription) -> Iterator[str]:
     """Yields the names of the modules that can have LoRA, fused ones included.
 
-    Yields each name in both forms: as in a model with an output head, and as in a model that was trained without it.
+    Yields each name with each of `_PREFIXES`.
     """
     shapes, experts = description.target_shapes, description.experts
-    for prefix in ("model.", ""):
+    for prefix in _PREFIXES:
         yield f"{prefix}{EMBEDDING}"
         for layer in range(description.num_layers):
             yield from (f"{prefix}layers.{layer}.{module}" for module in modules_of(description, layer))
@@ -88,20 +99,23 @@ def _parameter_names(description: EngineDescription, targets: Iterable[str]) -> 
     yield from (f"{target}.weight" for target in targets)
     experts = description.experts
     if experts is not None:
-        for prefix in ("model.", ""):
+        for prefix in _PREFIXES:
             for layer in experts.layers:
                 experts_module = f"{prefix}layers.{layer}.{experts.names.blocks[0]}.experts"
                 yield from (f"{experts_module}.{name}" for name in JOINED_PARAMETERS)
 
 
 def _other_names(description: EngineDescription) -> Iterator[str]:
-    """Yields the names of the modules that cannot have LoRA, in both forms."""
+    """Yields the names of the modules that cannot have LoRA, with each of `_PREFIXES`."""
     yield "model"
-    for prefix in ("model.", ""):
-        yield from (f"{prefix}{name}" for name in _OTHERS)
+    has_streams = description.modules is not None and bool(description.modules.further)
+    for prefix in _PREFIXES:
+        yield from (f"{prefix}{name}" for name in (*_OTHERS, *(_AROUND_STREAMS if has_streams else ())))
         for layer in range(description.num_layers):
             yield f"{prefix}layers.{layer}"
             yield from (f"{prefix}layers.{layer}.{name}" for name in _OTHERS_IN_LAYERS)
+            if has_streams:
+                yield from (f"{prefix}layers.{layer}.{name}" for name in _OTHERS_WITH_STREAMS)
             modules = description.modules
             if modules is not None:
                 yield f"{prefix}layers.{layer}.{modules.mlp}"

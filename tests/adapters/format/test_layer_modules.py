@@ -192,6 +192,28 @@ def test_what_cannot_have_lora_may_be_excluded() -> None:
     assert spec.target_modules == ("in_proj",)
 
 
+@pytest.mark.parametrize("name", ["modality_router", "altup.prediction_coefs", "per_layer_model_projection"])
+def test_what_mixes_streams_may_be_excluded(name: str) -> None:
+    """It cannot have LoRA, so it is no mistake to leave it out; in a model without streams it names nothing."""
+    tensors = pair(f"{PREFIX}.1.self_attn.q_proj", HIDDEN, HIDDEN)
+
+    assert parse(tensors, ["q_proj"], SHARING, exclude_modules=[name]).target_modules == ("q_proj",)
+    with pytest.raises(ValidationFailed, match=r"config\.exclude_modules"):
+        parse(tensors, ["q_proj"], DESCRIPTION, exclude_modules=[name])
+
+
+def test_a_pattern_may_name_the_language_model_within_another() -> None:
+    """A pattern over the names of a model that also sees finds the modules of its language model, and no others."""
+    name = "base_model.model.model.language_model.layers.1.self_attn.q_proj"
+    tensors = pair(name, HIDDEN, HIDDEN)
+
+    spec = parse_adapter(config_bytes(target_modules=r".*language_model.*q_proj"), weights_bytes(tensors), SHARING)
+
+    assert [(module.layer, module.target) for module in spec.modules] == [(1, "q_proj")]
+    with pytest.raises(ValidationFailed, match="matches no module"):
+        parse_adapter(config_bytes(target_modules=r".*vision_tower.*q_proj"), weights_bytes(tensors), SHARING)
+
+
 def test_the_names_survive_json() -> None:
     """What travels to the process that validates uploads is what it reads."""
     for names in (NAMES, SHARING.modules):
