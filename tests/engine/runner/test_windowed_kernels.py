@@ -14,12 +14,13 @@ pytest.importorskip("triton", reason="the kernels extra is not installed")
 from graftwork.engine.build.graphs import GraphBuild
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from tests.engine.engine_driver import EngineDriver
-from tests.engine.families import ALTERNATING, GEMMA3N, make_family
+from tests.engine.families import ALTERNATING, FAMILIES, GEMMA3N, make_family
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import engine_of
 from tests.engine.random_models import make_base
 from tests.engine.runner.graph_scenarios import check_graphs
 from tests.engine.runner.test_graph_scenarios import MemoryMeter, RepeatedWork
+from tests.engine.runner.test_model_families import of_one_row
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
@@ -92,3 +93,18 @@ def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap
     assert len(driver.engine.cache.groups.groups) == (2 if windowed.name == "base" else 3)
     assert graphs.steps.total() > 10
     assert ours == answers(engine(windowed, **TORCH, window_groups=False))
+
+
+def test_kernels_apply_adapters_where_a_layer_has_queries_alone(tmp_path: Path) -> None:
+    """DoRA on all projections has peft's logits by the kernels, also on queries without keys and on a layer's own input."""
+    torch.set_num_threads(1)
+    family, prompt = make_family(FAMILIES["gemma3n"], tmp_path, ("dora",)), PROMPTS[0][:9]
+    driver = family.engine(lora_kernels="triton", max_lora_rank=16)
+
+    logits = of_one_row(driver, prompt, "dora")
+
+    with torch.inference_mode():
+        expected, plain = (family.references[use](torch.tensor([prompt])).logits[0, -1] for use in ("dora", None))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert (expected - plain).abs().max() > 0.1
+    assert driver.loop.stats().lora_kernel_rows == len(prompt)
