@@ -132,15 +132,16 @@ class TritonAttention:
         """Returns the arrays of a step, for all kinds of layers together. Uses no device; of the positions, reads only their
         number.
         """
-        tables = group_tables(batch.placed, self._num_groups)
+        placed = [one for one in batch.placed if one.piece.rolling_window is None]  # torch computes the others
+        tables = group_tables(placed, self._num_groups)
         end = sum(one.piece.num_tokens for one in batch.placed)
         arrays: dict[str, Words] = {}
         most_slots = 0
         for kind, cutting in self._cuttings.items():
             own = tables[kind.group]
-            decoding, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), own, cutting)
+            decoding, num_slots = cut_decoding(placed, range(end, batch.num_rows), own, cutting)
             arrays |= _named(f"decode {kind.name}", decoding)
-            arrays |= _named(f"chunk {kind.name}", cut_chunks(batch.placed, own, cutting))
+            arrays |= _named(f"chunk {kind.name}", cut_chunks(placed, own, cutting))
             most_slots = max(most_slots, num_slots)
         return CutQueries(arrays | {"page_ids": tables[0].page_ids}, most_slots)
 

@@ -11,7 +11,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.key_groups import KeyGrouper
-from graftwork.engine.attention.rolling_attention import RollingAttention
+from graftwork.engine.attention.rolling_attention import RollingAttention, RollingRows
 from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
@@ -65,7 +65,12 @@ def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype, sinks: Si
     num_groups = len(storage.cache.groups.groups)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules, num_groups)
     others = TorchAttention(model, storage.cache, grouper, sinks)
-    return RollingAttention(model, storage.cache, storage.sizes.page_tokens, others, sinks)
+    return RollingAttention(rolling_rows(model, storage, sinks), others)
+
+
+def rolling_rows(model: ModelConfig, storage: KvStorage, sinks: Sinks = None) -> RollingRows:
+    """Returns what computes the rows of requests with a rolling window."""
+    return RollingRows(model, storage.cache, storage.sizes.page_tokens, sinks)
 
 
 def _why_not_triton(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:

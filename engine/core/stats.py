@@ -212,7 +212,9 @@ class EngineStats(EngineCounters):
     eager_chunk_steps: int = field(default=0, metadata=_steps("eager", "prompt"))
     """Eager steps, whose kernels are launched one by one. In these, some rows are of a prompt."""
     eager_score_steps: int = field(default=0, metadata=_steps("eager", "scores"))
-    """Eager steps that report log probabilities of a prompt."""
+    """Eager steps that report log probabilities of a prompt, or evict its KV."""
+    eager_window_steps: int = field(default=0, metadata=_steps("eager", "windows"))
+    """Eager steps in which torch computes the attention of rows with a rolling window."""
     eager_load_steps: int = field(default=0, metadata=_steps("eager", "loads"))
     """Eager steps whose layers wait for loads of KV."""
     eager_adapter_steps: int = field(default=0, metadata=_steps("eager", "adapters"))

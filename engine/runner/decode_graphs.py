@@ -140,6 +140,8 @@ class DecodeGraphs:
             return EagerReason.SCORES
         if any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in rows.slices):
             return EagerReason.CHUNKS
+        if any(piece.rolling_window is not None for piece in rows.slices):
+            return EagerReason.WINDOWS
         if self._gates.is_waiting:
             return EagerReason.LOADS
         if not owners.is_for_kernels_alone:

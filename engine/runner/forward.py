@@ -52,6 +52,7 @@ class StepPaths:
     graph_steps: int = 0
     eager_chunk_steps: int = 0
     eager_score_steps: int = 0
+    eager_window_steps: int = 0
     eager_load_steps: int = 0
     eager_adapter_steps: int = 0
     eager_row_steps: int = 0
