@@ -23,7 +23,8 @@ from tests.engine.random_models import reference_model
 from tests.engine.speculative.test_equal_tokens import open_engine
 
 PAGE, BUDGET = 4, 64
-SIZES: dict[str, Any] = {"kernels": "torch", "max_running": 4, "max_batch_tokens": 40, "device_bytes": 2**17}
+SIZES: dict[str, Any] = {"kernels": "torch", "max_running": 4, "max_batch_tokens": 40}
+SIZES |= {"device_bytes": 2**17, "host_kv_bytes": 2**17}
 Make = Callable[..., EngineDriver]
 
 

@@ -30,7 +30,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(base: Path, **options: Any) -> EngineDriver:
-    sizes: dict[str, Any] = {"max_batch_tokens": 48, "max_running": 4, "max_draft_tokens": 0}
+    sizes: dict[str, Any] = {"max_batch_tokens": 48, "max_running": 4, "max_draft_tokens": 0, "host_kv_bytes": 2**17}
     driver: EngineDriver = engine_of(base, CountingAdapterSource({}), **sizes | TRITON | options)
     return driver
 
