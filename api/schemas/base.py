@@ -3,9 +3,8 @@
 The shared fields are answer formats, adapter mixtures, predictions and tools.
 vLLM has two generations of fields for the format of an answer: `structured_outputs`, an object, and the older
 `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`. Each of them becomes one of the grammars of this
-server. Options of vLLM that would change the answer in another way, such as its white space, are refused. Options that
-only choose vLLM's own backend are ignored. Never checks a schema or a grammar: `sessions/generation/constraints.py`
-does.
+server. Options of vLLM that would change the answer in another way, such as its white space, are refused; those that only
+choose vLLM's own backend are ignored. `sessions/generation/constraints.py` checks schemas and grammars.
 Owns the lists of known fields that this server does not support. The server refuses such a field, unless its value has
 no effect, such as null. The lists leave out fields that never change the answer (`metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.

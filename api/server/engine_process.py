@@ -78,8 +78,28 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     from graftwork.engine.build.devices import ModelReading
 
     warn_of_former_settings(settings)
+    config = _engine_config(settings)
+    reading = ModelReading(config, files)  # and weights are copied while it imports the rest
+    from graftwork.adapters.registry.weights import ArtifactAdapterSource
+    from graftwork.api.server.tls import engine_tls
+    from graftwork.engine.rpc.server import serve_engine
+
+    serve_engine(
+        config,
+        partial(ArtifactAdapterSource, artifact_store(settings)),
+        listen,
+        settings.engine_token,
+        step_limit_s=None if has_supervisor else settings.step_timeout_s,
+        membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
+        tls=engine_tls(settings),
+        reading=reading,
+    )
+
+
+def _engine_config(settings: Settings) -> EngineConfig:
+    """Returns what the settings mean for the engine."""
     sizes = {name: value for name in _SIZES if (value := getattr(settings, name)) is not None}
-    config = EngineConfig(
+    return EngineConfig(
         model=model_folder(settings),
         model_name=model_name(settings),
         device=settings.device,
@@ -111,21 +131,6 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         calibration_folder=settings.data_dir / CALIBRATION_FOLDER,
         renew_calibration=settings.renew_calibration,
         **sizes,
-    )
-    reading = ModelReading(config, files)  # and weights are copied while it imports the rest
-    from graftwork.adapters.registry.weights import ArtifactAdapterSource
-    from graftwork.api.server.tls import engine_tls
-    from graftwork.engine.rpc.server import serve_engine
-
-    serve_engine(
-        config,
-        partial(ArtifactAdapterSource, artifact_store(settings)),
-        listen,
-        settings.engine_token,
-        step_limit_s=None if has_supervisor else settings.step_timeout_s,
-        membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
-        tls=engine_tls(settings),
-        reading=reading,
     )
 
 

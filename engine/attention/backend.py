@@ -5,6 +5,7 @@ their pages before a layer attends. Each backend owns the tensors that it derive
 tiles. A row is one token of the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,4 +73,12 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: AttentionBatch) -> StepAttention:
         """Prepares a step. The result is valid until the next step is planned."""
+        ...
+
+
+class AttentionHook(Protocol):
+    """Adds something to the attention of some steps."""
+
+    def around(self, attention: StepAttention, placed: Sequence[PlacedSlice]) -> StepAttention:
+        """Returns the attention of a step with what the hook adds; `attention` itself if that is nothing."""
         ...

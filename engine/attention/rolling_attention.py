@@ -25,36 +25,43 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTurn
 
 
+class RollingRows:
+    """Computes the rows of requests with a rolling window, in torch, beside a backend that leaves them out."""
+
+    def __init__(self, config: ModelConfig, cache: KvCache, page_tokens: int, sinks: Sinks = None) -> None:
+        """`sinks` are the learned sinks of the model's layers, which have logits and no tokens."""
+        self._layers = _Layers(config, cache, page_tokens, sinks, _turns(config, cache.device))
+
+    def around(self, attention: StepAttention, placed: Sequence[PlacedSlice]) -> StepAttention:
+        """Returns the attention of a step with these rows; `attention` itself if there are none."""
+        rolling = tuple(one for one in placed if one.piece.rolling_window is not None)
+        return RollingStep(self._layers, rolling, attention) if rolling else attention
+
+
 class RollingAttention:
     """An attention backend that computes the rows of requests with a rolling window, above one that computes the others."""
 
-    def __init__(
-        self, config: ModelConfig, cache: KvCache, page_tokens: int, others: AttentionBackend, sinks: Sinks = None
-    ) -> None:
-        """`sinks` are the learned sinks of the model's layers, which have logits and no tokens."""
+    def __init__(self, rows: RollingRows, others: AttentionBackend) -> None:
         self.others = others
-        self._layers = _Layers(config, cache, page_tokens, sinks, _turns(config, cache.device))
+        self._rows = rows
 
     def plan(self, batch: AttentionBatch) -> StepAttention:
-        rolling = tuple(one for one in batch.placed if one.piece.rolling_window is not None)
-        if not rolling:
-            return self.others.plan(batch)
         rest = tuple(one for one in batch.placed if one.piece.rolling_window is None)
-        others = self.others.plan(AttentionBatch(rest, batch.positions)) if rest else None
-        return RollingStep(self._layers, rolling, others)
+        if len(rest) == len(batch.placed):
+            return self.others.plan(batch)
+        return self._rows.around(self.others.plan(AttentionBatch(rest, batch.positions)), batch.placed)
 
 
 class RollingStep:
     """Computes the attention of a step in which some requests have a rolling window."""
 
-    def __init__(self, layers: "_Layers", rolling: tuple[PlacedSlice, ...], others: StepAttention | None) -> None:
+    def __init__(self, layers: "_Layers", rolling: tuple[PlacedSlice, ...], others: StepAttention) -> None:
         self._layers = layers
         self._runs = [run for one in rolling for run in _runs(one)]
         self._others = others
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        flat = query.flatten(1)
-        mixed = torch.zeros_like(flat) if self._others is None else self._others.attend(layer, query)
+        mixed = self._others.attend(layer, query)
         for run in self._runs:
             rows = slice(run.start_row, run.start_row + run.num_rows)
             mixed[rows] = self._layers.attend(layer, query[rows], run).flatten(1)

@@ -143,16 +143,17 @@ class TritonAttention:
         """Returns the arrays of a step, for all kinds of layers together. Uses no device; of the positions, reads only their
         number. Padding rows are decoding rows without keys, or tiles of chunks without keys.
         """
-        tables = group_tables(batch.placed, self._num_groups)
+        placed = [one for one in batch.placed if one.piece.rolling_window is None]  # torch computes the others
+        tables = group_tables(placed, self._num_groups)
         padding = range(sum(one.piece.num_tokens for one in batch.placed), batch.num_rows)
         to_queries, to_tiles = (range(0), padding) if pads_by_tiles else (padding, range(0))
         arrays: dict[str, Words] = {}
         most_slots = 0
         for kind, cutting in self._cuttings.items():
             own = tables[kind.group]
-            decoding, num_slots = cut_decoding(batch.placed, to_queries, own, cutting)
+            decoding, num_slots = cut_decoding(placed, to_queries, own, cutting)
             arrays |= _named(f"decode {kind.name}", decoding)
-            arrays |= _named(f"chunk {kind.name}", cut_chunks(batch.placed, to_tiles, own, cutting))
+            arrays |= _named(f"chunk {kind.name}", cut_chunks(placed, to_tiles, own, cutting))
             most_slots = max(most_slots, num_slots)
         return CutQueries(arrays | {"page_ids": tables[0].page_ids}, most_slots)
 

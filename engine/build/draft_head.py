@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from graftwork.engine.build.attention import build_attention
+from graftwork.engine.build.kernels import build_attention, build_row_ops, build_sampler
 from graftwork.engine.build.kv import KvStorage
-from graftwork.engine.build.row_ops import build_row_ops
 from graftwork.engine.build.runner import RunnerParts
-from graftwork.engine.build.sampler import build_sampler
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.draft_head.head_config import HeadConfig, read_head_config

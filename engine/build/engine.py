@@ -22,7 +22,6 @@ from graftwork.engine.build.devices import (
     choose_dtype,
     load_weights,
     read_served_model,
-    scheduler_limits,
 )
 from graftwork.engine.build.draft_head import build_draft_head, check_draft_head
 from graftwork.engine.build.kv import (
@@ -30,6 +29,7 @@ from graftwork.engine.build.kv import (
     allocate_kv_storage,
     build_page_copier,
 )
+from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.build.lora import build_lora, build_probe_lora, import_kernels
 from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.build.phases import StartPhases

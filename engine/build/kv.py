@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.build.device_sizes import FrameSizer
-from graftwork.engine.build.devices import page_tokens_of, step_tokens_of
 from graftwork.engine.build.graphs import wants_cuda_graphs
+from graftwork.engine.build.limits import page_tokens_of, step_tokens_of
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.disk.file_format import file_bytes

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from graftwork.engine.attention.backend import AttentionBackend
+from graftwork.engine.attention.backend import AttentionBackend, AttentionHook
 from graftwork.engine.attention.rolling_attention import RollingAttention
-from graftwork.engine.build.attention import build_attention
-from graftwork.engine.build.devices import CudaMeter, DeviceMeter, choose_dtype, load_weights, scheduler_limits
+from graftwork.engine.build.devices import CudaMeter, DeviceMeter, choose_dtype, load_weights
 from graftwork.engine.build.graphs import GraphBuild, cuda_recorder, wants_cuda_graphs
+from graftwork.engine.build.kernels import build_attention, build_row_ops, build_sampler, rolling_rows
 from graftwork.engine.build.kv import KvStorage, frame_sizer
+from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.build.lora import build_lora
-from graftwork.engine.build.row_ops import build_row_ops
-from graftwork.engine.build.sampler import build_sampler
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.experts.backend import ExpertBackend
@@ -149,6 +148,7 @@ class RunnerParts:
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)
+        attention = build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks)
         rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
             Decoder(
@@ -159,9 +159,9 @@ class RunnerParts:
                 self._recurrent(storage),
                 self._experts(memory.device),
                 self.taps,
-                self._evictor(storage),
+                self._hooks(storage, attention),
             ),
-            build_attention(self.config, self.model, storage, self.dtype, self.weights.sinks),
+            attention,
             BatchBuilder(
                 storage.sizes.page_tokens,
                 memory.null_frame,
@@ -173,11 +173,16 @@ class RunnerParts:
             self.lora,
         )
 
-    def _evictor(self, storage: KvStorage) -> PromptEvictor | None:
-        """Returns what evicts prompts of requests with a budget; None for a model whose KV it does not serve."""
-        if self.limits.why_no_budgets is not None:
-            return None
-        return PromptEvictor(self.model, storage.cache, self.weights.sinks)
+    def _hooks(self, storage: KvStorage, attention: AttentionBackend) -> list[AttentionHook]:
+        """Returns what computes rows with a rolling window beside kernels, and what evicts prompts of requests with a budget,
+        where the engine serves these.
+        """
+        hooks: list[AttentionHook] = []
+        if self.limits.why_no_windows is None and not isinstance(attention, RollingAttention):
+            hooks.append(rolling_rows(self.model, storage, self.weights.sinks))
+        if self.limits.why_no_budgets is None:
+            hooks.append(PromptEvictor(self.model, storage.cache, self.weights.sinks))
+        return hooks
 
     def _experts(self, device: torch.device) -> type[ExpertBackend]:
         """Returns what computes the experts of routed layers."""

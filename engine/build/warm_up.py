@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from graftwork.engine.build.device_sizes import MeasuredDevice
-from graftwork.engine.build.devices import CudaMeter, DeviceMeter, page_tokens_of
+from graftwork.engine.build.devices import CudaMeter, DeviceMeter
 from graftwork.engine.build.graphs import wants_cuda_graphs
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer, groups_of
+from graftwork.engine.build.limits import page_tokens_of
 from graftwork.engine.build.lora import PACK_BYTES
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.core.config import EngineConfig, KernelPart

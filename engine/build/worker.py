@@ -18,8 +18,9 @@ from typing import IO, Any
 
 import torch
 
-from graftwork.engine.build.devices import keep_freed_memory, load_weights, read_served_model, scheduler_limits
+from graftwork.engine.build.devices import keep_freed_memory, load_weights, read_served_model
 from graftwork.engine.build.kv import allocate_kv_storage, overlaps_loads
+from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.ranks import config_from, config_of_rank, connected, layout_of_rank, sizes_of
 from graftwork.engine.build.runner import RunnerParts

@@ -5,13 +5,13 @@ request, and only LoRA knows which tokens use one adapter. All other operations 
 architecture or by device: models differ in their weights and their configuration, devices in their RowOps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from graftwork.engine.attention.backend import StepAttention
+from graftwork.engine.attention.backend import AttentionHook, StepAttention
 from graftwork.engine.experts.backend import ExpertBackend
 from graftwork.engine.experts.expert_loop import ExpertLoop
 from graftwork.engine.lora.backend import StepLora
@@ -22,7 +22,6 @@ from graftwork.engine.runner.altup import AltUpResiduals
 from graftwork.engine.runner.hidden_taps import HiddenTaps
 from graftwork.engine.runner.input_batch import BatchTensors
 from graftwork.engine.runner.mlp import build_mlp
-from graftwork.engine.runner.prompt_evictor import PromptEvictor
 from graftwork.engine.runner.residual import PlainResiduals, Residuals
 from graftwork.engine.runner.row_ops import RowOps, StepRows
 
@@ -50,11 +49,11 @@ class Decoder:
         recurrent: RecurrentLayers | None = None,
         experts: type[ExpertBackend] = ExpertLoop,
         taps: HiddenTaps | None = None,
-        evictor: PromptEvictor | None = None,
+        hooks: Sequence[AttentionHook] = (),
     ) -> None:
         """`on_layer` is called before each layer, so that others can see that a long step advances. `recurrent` computes
         the recurrent layers, and `experts` the experts of routed layers, if the model has some. `taps` keep hidden states
-        for a draft head. `evictor` evicts prompts of requests with a budget.
+        for a draft head. `hooks` add to the attention of some steps, the first one first.
         """
         self.config = config
         self.weights = weights
@@ -62,7 +61,7 @@ class Decoder:
         self._on_layer = on_layer
         self._recurrent = recurrent
         self._taps = taps
-        self._evictor = evictor
+        self._hooks = hooks
         self._mixers = [self._attention if one.recurrent is None else self._recurrence for one in weights.layers]
         self.experts = None if config.experts is None else experts
         self._mlps = [build_mlp(config, layer.mlp, index, rows, experts) for index, layer in enumerate(weights.layers)]
@@ -82,8 +81,8 @@ class Decoder:
         lora.change_embedding(hidden, batch.token_ids)
         if self._embedding_scale is not None:
             hidden *= self._embedding_scale
-        if self._evictor is not None:
-            attention = self._evictor.around(attention, batch.attention.placed)
+        for hook in self._hooks:
+            attention = hook.around(attention, batch.attention.placed)
         recurrence = None if self._recurrent is None else self._recurrent.plan(batch.attention)
         step = _Step(self.rows.plan(batch), attention, lora, recurrence)
         stream = self._residuals.begin(hidden, batch.token_ids, lora)

@@ -160,7 +160,10 @@ class BatchBuilder:
         slices = tuple(sorted(plan.slices, key=_row_order))
         *starts, num_tokens = accumulate((piece.num_tokens for piece in slices), initial=0)
         size = self._page_tokens
-        placed = tuple(PlacedSlice(start, piece.in_places(size)) for start, piece in zip(starts, slices, strict=True))
+        placed = tuple(
+            PlacedSlice(start, piece.in_places(size) if piece.is_compacted else piece)
+            for start, piece in zip(starts, slices, strict=True)
+        )
         adapted = any(piece.adapters for piece in slices)
         padding = [0] * (self._padded_rows(num_tokens, with_adapters=adapted) - num_tokens)
         sampled = [row for one in placed for row in _sampled_rows(one)]

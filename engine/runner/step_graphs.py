@@ -153,6 +153,8 @@ class StepGraphs:
         """
         if any(piece.reads_prompt for piece in rows.slices):
             return EagerReason.SCORES
+        if any(piece.rolling_window is not None for piece in rows.slices):
+            return EagerReason.WINDOWS
         if not owners.is_for_kernels_alone:
             return EagerReason.ADAPTERS
         key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners), is_mixed=rows.is_mixed)

@@ -77,7 +77,7 @@ class StepPlanner:
         sampling = [
             state
             for state, num_tokens in chunks
-            if num_tokens == state.num_uncomputed and state.generates and not state.ends_prompt
+            if num_tokens == state.num_uncomputed and state.generates and not (state.forgets and state.ends_prompt)
         ]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
         drafts = self._speculator.draft(sampling, spare_rows, only_certain=prompts_wait)
@@ -127,7 +127,7 @@ class StepPlanner:
                     num_tokens = flex_room.take(state.num_attended, num_tokens)
                 if room is not None and num_tokens:
                     num_tokens = room.take(state.num_attended, num_tokens)
-            if state.eviction is not None:
+            if state.forgets and state.eviction is not None:
                 num_tokens = state.eviction.chunk(state.num_scheduled, num_tokens, budget)
             prompts_wait |= num_tokens < num_uncomputed
             if num_tokens == 0 or state.request_id not in self._running:
@@ -175,8 +175,8 @@ class StepBuilder:
             rolling_window=state.rolling_window,
             place=state.place,
             num_given_up=state.num_given_up,
-            is_compacted=state.is_compacted,
-            eviction=_eviction_of(state, known_end),
+            is_compacted=state.forgets and state.is_compacted,
+            eviction=_eviction_of(state, known_end) if state.forgets else None,
             windows=None if state.windows is None else state.windows.tables(num_pages),
         )
 

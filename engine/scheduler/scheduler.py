@@ -315,7 +315,7 @@ class Scheduler:
                 outputs.extend(self._append(state, piece, result))
             elif not state.generates and state.num_computed == len(state.token_ids):
                 outputs.append(self._finish(state, FinishReason.LENGTH))
-            if self._page_grower.has_unseen(state):
+            if (state.forgets or state.windows is not None) and self._page_grower.has_unseen(state):
                 self._steps.release(self._page_grower.drop_unseen(state))
         self._meter.charge_pages(self._running.values())
         self.counters.count_step(plan.num_adapters)

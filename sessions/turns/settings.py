@@ -134,7 +134,7 @@ def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
         if value is not None and (isinstance(value, bool) != isinstance(neutral, bool) or value != neutral):
             raise ValidationFailed(f"{param} is not served: leave it out.", param=param, code="unsupported_value")
     try:
-        return SessionSampling.model_validate(served)
+        fields = SessionSampling.model_validate(served)
     except ValidationError as error:
         entry = error.errors()[0]
         name = str(entry["loc"][0])
@@ -142,6 +142,10 @@ def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
             raise ValidationFailed(f"There is no sampling field {name!r}.", param=f"sampling.{name}") from error
         message = f"sampling.{name}: {entry['msg'].removeprefix('Value error, ')}"
         raise ValidationFailed(message, param=f"sampling.{name}") from error
+    if fields.kv_budget is not None and fields.attention_window is not None:
+        message = "sampling.kv_budget and sampling.attention_window are two ways to forget: send one of them."
+        raise ValidationFailed(message, param="sampling.kv_budget")
+    return fields
 
 
 def rolling_window(sampling: Mapping[str, Any]) -> RollingWindow | None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from graftwork.engine.build.row_ops import choose_row_ops
+from graftwork.engine.build.kernels import choose_row_ops
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.runner.row_ops import TorchRowOps, rms_norm
 from tests.engine.runner.row_sides import MODEL, NUM_FRAMES, batch_of, side

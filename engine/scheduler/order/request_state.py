@@ -123,12 +123,15 @@ class RequestState:
     """The domain (usually one tenant) that the request's pages and computed tokens are charged to."""
     num_prompt: int = field(init=False)
     rolling_window: RollingWindow | None = field(init=False)
+    forgets: bool = field(init=False)
+    """Whether the request has a rolling window, or gives up a part of its prompt."""
 
     def __post_init__(self) -> None:
         """Keeps what steps ask often of a request, which never changes."""
         self.request_id, self.domain = self.request.request_id, self.request.domain
         self.num_prompt = len(self.request.prompt_token_ids)
         self.rolling_window = self.request.sampling.rolling_window
+        self.forgets = self.rolling_window is not None or self.eviction is not None
 
     @property
     def frames(self) -> list[PageId]:

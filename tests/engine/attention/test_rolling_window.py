@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from graftwork.engine.build.devices import scheduler_limits
+from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import RollingWindow
@@ -189,7 +189,7 @@ def test_wrong_windows_are_refused(make_engine: Make, options: dict[str, int], p
 
 
 def test_engines_that_cannot_do_it_say_why(models: RandomModels, tmp_path: Path) -> None:
-    """Recurrent layers, several devices and Triton kernels: the limits of the engine have the reason, which it tells."""
+    """Recurrent layers and several devices: the limits of the engine have the reason, which it tells."""
     model, cpu = read_model_config(models.base), torch.device("cpu")
     plain = EngineConfig(models.base)
     hybrid = make_family(HYBRID_FAMILIES["granite-hybrid"], tmp_path, ())
@@ -199,8 +199,7 @@ def test_engines_that_cannot_do_it_say_why(models: RandomModels, tmp_path: Path)
 
     assert why(plain) is None
     assert "--tensor-parallel" in str(why(replace(plain, tensor_parallel=2)))
-    assert "Triton" in str(why(plain, torch.device("cuda")))
-    assert why(replace(plain, kernels="torch"), torch.device("cuda")) is None
+    assert why(plain, torch.device("cuda")) is None
     found = hybrid.engine(max_running=4).run([3, 4, 5], attention_window=8)
     assert isinstance(found.error, InvalidRequest)
     assert found.error.message.startswith("attention_window is not served here: the model has recurrent layers")

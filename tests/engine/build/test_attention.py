@@ -8,7 +8,7 @@ import torch
 
 from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.attention.torch_attention import TorchAttention
-from graftwork.engine.build.attention import build_attention
+from graftwork.engine.build.kernels import build_attention
 from graftwork.engine.build.kv import KvStorage, allocate_kv_storage, frame_sizer
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig, read_model_config

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from graftwork.engine.build.row_ops import choose_row_ops
+from graftwork.engine.build.kernels import choose_row_ops
 from graftwork.engine.runner.row_ops import TorchRowOps
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.runner.row_sides import MODEL

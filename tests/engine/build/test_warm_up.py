@@ -8,8 +8,9 @@ from typing import cast
 import pytest
 import torch
 
-from graftwork.engine.build.devices import batch_limits, choose_dtype, load_weights, read_served_model
+from graftwork.engine.build.devices import choose_dtype, load_weights, read_served_model
 from graftwork.engine.build.kv import frame_sizer
+from graftwork.engine.build.limits import batch_limits
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.build.warm_up import largest_steps, measure_device

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.build.devices import scheduler_limits
+from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.kv.index.kv_budget import OBSERVED_QUERIES, PromptEviction
@@ -24,7 +24,8 @@ from tests.engine.random_models import reference_model
 from tests.engine.speculative.test_equal_tokens import open_engine
 
 PAGE, BUDGET = 4, 64
-SIZES: dict[str, Any] = {"kernels": "torch", "max_running": 4, "max_batch_tokens": 40, "device_bytes": 2**17}
+SIZES: dict[str, Any] = {"kernels": "torch", "max_running": 4, "max_batch_tokens": 40}
+SIZES |= {"device_bytes": 2**17, "host_kv_bytes": 2**17}
 Make = Callable[..., EngineDriver]
 
 
@@ -129,6 +130,34 @@ def test_memory_of_the_rest_is_given_back_and_exact_pages_are_found_again(
     assert again.cache.cached_tokens == (150 - OBSERVED_QUERIES) // PAGE * PAGE
     plain = driver.run([*prompt, *found.token_ids], max_tokens=5, ignore_eos=True)
     assert plain.token_ids == exact.token_ids
+
+
+def test_what_is_kept_is_never_found_as_the_prompt(models: RandomModels, make_engine: Make) -> None:
+    """If the cache loses the exact pages of a prompt while its request decodes, the request leaves none in their place, when it
+    ends and when it is preempted."""
+    for ends in (True, False):
+        driver, prompt = make_engine(**SIZES, max_draft_tokens=0), prompt_of(1, 150)
+        found = driver.submit(prompt, max_tokens=20, ignore_eos=True, kv_budget=BUDGET)
+        while len(found.token_ids) < 5:
+            driver.step()
+
+        driver.engine.kv_cache.forget_domain(b"tenant")
+        if ends:
+            driver.finish()
+        else:
+            others = [
+                driver.submit(prompt_of(seed, 180), max_tokens=60, tier=ServiceTier.PRIORITY) for seed in range(2, 7)
+            ]
+            while not driver.loop.stats().preemptions:
+                driver.step()
+            for one in (found, *others):
+                driver.cancel(one)
+        exact = driver.run([*prompt, 5], max_tokens=4, ignore_eos=True)
+
+        text = torch.tensor([[*prompt, 5, *exact.token_ids]])
+        assert exact.cache is not None
+        assert exact.cache.cached_tokens == 0
+        assert exact.token_ids == models.references[None](text).logits[0][150:-1].argmax(-1).tolist()
 
 
 def test_a_session_goes_on_with_exact_kv_of_its_prompts(reference: SnapKvLlama, make_engine: Make) -> None:

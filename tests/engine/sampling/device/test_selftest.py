@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from graftwork.engine.build.sampler import build_sampler
+from graftwork.engine.build.kernels import build_sampler
 from graftwork.engine.sampling.torch_sampler import TorchSampler
 
 
