@@ -4,7 +4,7 @@ Owns the order of checks and writes. Never uses HTTP types. AgentSession has the
 Invariant: if a method raises a `GraftworkError`, the session is unchanged, unless the method says otherwise.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,6 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, NotFound, ValidationFailed
 from graftwork.platform.ids import TurnId
 from graftwork.platform.pagination import Page, PageRequest
-from graftwork.platform.quotas.limits import Level, OwnerLimits
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.items import Item, parse_input
@@ -29,6 +28,7 @@ from graftwork.sessions.core.session import (
     new_session_id,
 )
 from graftwork.sessions.eraser import SessionEraser
+from graftwork.sessions.store import session_limits
 from graftwork.sessions.store.session_store import NewForks, SessionChange, SessionStore
 from graftwork.sessions.store.turn_lists import TurnLists
 from graftwork.sessions.sweeper import SessionSweeper
@@ -183,7 +183,7 @@ class SessionService:
             key_id=principal.key_id,
             end_user_id=principal.end_user_id,
         )
-        limits = await self._limits_of_begun(principal, new.kind)
+        limits = await session_limits.of_new(self._limits_of, principal, new.kind)
         return await self.store.create(principal.scope(), session, limits, new.items)
 
     async def resolve(
@@ -271,7 +271,8 @@ class SessionService:
         load = self.loader.load_any if kind is SessionKind.RESPONSES else self.loader.load
         session = await load(principal.scope(), session_id)
         forks = NewForks(count, kind, principal.key_id)
-        limits = await self._limits_of_begun(replace(principal, end_user_id=session.end_user_id), kind)
+        by = replace(principal, end_user_id=session.end_user_id)
+        limits = await session_limits.of_new(self._limits_of, by, kind)
         return await self.store.fork(principal.scope(), session.session_id, _checkpoint_argument(at), forks, limits)
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
@@ -383,15 +384,6 @@ class SessionService:
         session = await self.loader.load(principal.scope(), session_id)
         await self.reader.check_kept(principal.scope(), session, after)
         return self.reader.follow(principal.scope(), session.session_id, after)
-
-    async def _limits_of_begun(self, principal: Principal, kind: SessionKind) -> Sequence[OwnerLimits]:
-        """Returns the limits in which a new session counts, without the organisation's; none for conversations and
-        internal sessions of the Responses API.
-        """
-        if kind is not SessionKind.SESSION:
-            return ()
-        owners = (await self._limits_of(principal)).owners
-        return [owner for owner in owners if owner.level is not Level.ORGANISATION]
 
 
 def _checkpoint_argument(checkpoint_id: str | None) -> str | None:

@@ -1,9 +1,10 @@
 """Defines usage records: what one request used, how it ended, and the sums of many."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import EndUserId, KeyId, OrganisationId, RequestId, SessionId, TenantId
@@ -125,6 +126,14 @@ class UsageEvent:
     unbilled_prompt_tokens: int = 0
     """This and the next: tokens that the engine has reported for the request, and that are not in the figures above."""
     unbilled_completion_tokens: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record as `from_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "UsageEvent":
+        return cls(**{**fields, "outcome": UsageOutcome(fields["outcome"]), "cost": Cost(**fields["cost"])})
 
     @property
     def total_tokens(self) -> int:

@@ -29,7 +29,7 @@ from graftwork.platform.contents.rows import row_opener, row_sealer
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import Conflict, InvalidRequest, NotPermitted, Unavailable
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ids import SessionId, TenantId, TurnId, new_id
+from graftwork.platform.ids import RequestId, SessionId, TenantId, TurnId, new_id
 from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.tables import IdempotencyRow
 
@@ -87,8 +87,8 @@ class TurnClaim:
 
     attempt: Attempt
     body_of: Callable[[SessionId, TurnId], bytes]
-    batch_id: str | None = None
-    """The batch of which the request is a line; None for a client's own request."""
+    line: "LineOfBatch | None" = None
+    """The line of a batch that the request is; None for a client's own request."""
 
     async def record_turn(self, session: WriteSession, session_id: SessionId, turn_id: TurnId) -> None:
         """Stores that the turn answers the request. Call this in the transaction that stores the turn.
@@ -100,6 +100,28 @@ class TurnClaim:
         values = await _sealed(session, attempt, plain)
         if not await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values):
             raise ClaimLost
+
+    async def keep_usage(self, session: WriteSession, turn_id: TurnId, usage: object) -> None:
+        """Keeps the usage record of a line's turn with the key, for whoever stores the line's answer with this record.
+
+        Call this in the transaction that ends the turn. Does nothing if another attempt has the key now: then nobody
+        stores an answer of this turn.
+        """
+        assert self.line is not None, "a client's own request is billed with its turn"
+        attempt = self.attempt
+        values = await _sealed(session, attempt, {"body": self.line.body_with(turn_id, usage)})
+        await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
+
+
+@dataclass(frozen=True, slots=True)
+class LineOfBatch:
+    """A line of a batch whose request a turn answers. The turn is billed when the line's answer is stored, and only then."""
+
+    batch_id: str
+    request_id: RequestId
+    """The id of the request at the engine and in the ledger."""
+    body_with: Callable[[TurnId, Any], bytes]
+    """Makes the body to store for the ids of the turn and its usage record."""
 
 
 class IdempotencyStore:

@@ -23,7 +23,7 @@ from graftwork.platform.ids import EndUserId, IsolationDomain, KeyId, Organisati
 from graftwork.platform.keys.scopes import Scope, require_models, require_scope
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.quotas.limits import end_user_id
-from graftwork.platform.tenancy.idempotency import TurnClaim
+from graftwork.platform.tenancy.idempotency import LineOfBatch, TurnClaim
 from graftwork.platform.tenancy.request_rows import find_usable_keys
 from graftwork.platform.tenancy.tenants import ApiKey, Tenant
 from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
@@ -73,9 +73,9 @@ class Principal:
         return self.person_id or self.key_id
 
     @property
-    def batch_id(self) -> str | None:
-        """The batch whose line starts a turn; None for other work."""
-        return None if self.turn_claim is None else self.turn_claim.batch_id
+    def line(self) -> LineOfBatch | None:
+        """The line of a batch whose request a turn answers; None for other work."""
+        return None if self.turn_claim is None else self.turn_claim.line
 
     def for_user(self, user: str | None) -> "Principal":
         """Returns the same sender, who asks for the end user of this name."""

@@ -4,7 +4,7 @@
     close     the request has ended; its quota reservation stays
     stored    the caller has stored the answer and `row` in one transaction: counts, and settles the reservation
     drop      nothing was stored: gives back what was reserved
-    note      instead of all this: a turn answers the request, and its transaction has stored and billed it
+    note      instead of all this: a turn has answered the request, and its usage record was kept with it
 
 Owns this order. Never stores a record. So work that a crash ends, or that has to be done again, costs nothing, and the
 work whose answer is stored is billed exactly once.
@@ -30,6 +30,7 @@ class HeldAccount:
         """Whether the engine has begun with the request."""
         self.noted: BatchUsage | None = None
         """What a turn has used that answers the request; None if none does."""
+        self._noted_row: UsageEvent | None = None
         self._then: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -55,13 +56,15 @@ class HeldAccount:
 
     def row(self) -> UsageEvent | None:
         """Returns the usage record to store with the answer; None if there is nothing to bill."""
+        if self._noted_row is not None:
+            return self._noted_row
         if self._account is None or self._ended is None:
             return None
         return self._account.row(*self._ended)
 
-    def note(self, used: BatchUsage, then: Callable[[], Awaitable[None]]) -> None:
-        """Notes what the turn has used that answers the request. `then` is called when the answer is stored elsewhere too."""
-        self.noted, self._then = used, then
+    def note(self, used: BatchUsage, row: UsageEvent | None, then: Callable[[], Awaitable[None]]) -> None:
+        """Notes what the turn has used that answers the request. `then` is called when the answer and `row` are stored."""
+        self.noted, self._noted_row, self._then = used, row, then
 
     async def stored(self) -> None:
         """Counts the usage, and charges the quota for it. Call it after the record is stored."""

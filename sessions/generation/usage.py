@@ -296,7 +296,8 @@ class RequestAccount:
 
         This method is for a caller that stores the row in its own transaction. The caller then calls `count`.
         """
-        return None if usage is None else self._event(usage, outcome)
+        is_dropped = self._charge.batch_id is not None and not self._is_billed(outcome)
+        return None if usage is None or is_dropped else self._event(usage, outcome)
 
     def cost(self, usage: Usage) -> Money | None:
         """Returns what the request costs if it is billed with this usage; None if it has no price."""
@@ -368,11 +369,13 @@ class RequestAccount:
     async def close(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Records the usage, unless it is recorded already. Then settles the quota reservation.
 
-        Does not record an interrupted request: the process that takes the request over does.
+        Does not record an interrupted request: the process that takes the request over does. Nor a request of a batch:
+        whoever stores its answer does.
         """
         try:
-            if outcome is UsageOutcome.INTERRUPTED:
-                self.count(usage, outcome)
+            if outcome is UsageOutcome.INTERRUPTED or self._charge.batch_id is not None:
+                if not self._is_recorded:
+                    self.count(usage, outcome)
             else:
                 await self.record(usage, outcome)
         finally:

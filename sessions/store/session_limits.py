@@ -4,14 +4,15 @@ Owns the order of the locks: the tenant's row, then the limits of the organisati
 create at one time are counted one after another. Never creates a session.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from graftwork.platform.database import WriteSession
 from graftwork.platform.ids import TenantId
-from graftwork.platform.quotas.limits import Level, OwnerLimits, keeps_too_much
+from graftwork.platform.quotas.limits import Level, Limits, OwnerLimits, keeps_too_much
 from graftwork.platform.tenancy.limit_book import LimitOwner
-from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.platform.tenancy.quota_rows import hold_organisation_quota
+from graftwork.sessions.core.session import SessionKind
 from graftwork.sessions.store.session_rows import count_open_sessions, lock_tenant
 
 _HOLDERS = {
@@ -20,6 +21,18 @@ _HOLDERS = {
     Level.KEY: "This key has begun",
     Level.USER: "This end user has",
 }
+
+
+async def of_new(
+    limits_of: Callable[[Principal], Awaitable[Limits]], principal: Principal, kind: SessionKind
+) -> Sequence[OwnerLimits]:
+    """Returns the limits in which a new session of this kind counts, without the organisation's.
+
+    There are none for conversations and internal sessions of the Responses API.
+    """
+    if kind is not SessionKind.SESSION:
+        return ()
+    return [owner for owner in (await limits_of(principal)).owners if owner.level is not Level.ORGANISATION]
 
 
 async def check(

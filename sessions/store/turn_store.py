@@ -18,6 +18,7 @@ from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
 from graftwork.platform.ledger.repository import add_usage
 from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
+from graftwork.platform.tenancy.idempotency import TurnClaim
 from graftwork.platform.tenancy.organisation_rows import organisation_of
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.events import EventType, SessionEvent, number_events, turn_created
@@ -190,10 +191,15 @@ class TurnStore:
         return held[lease.session_id]
 
     async def end(
-        self, lease: SessionLease, outcome: TurnOutcome, usage_row: UsageEvent | None = None
+        self,
+        lease: SessionLease,
+        outcome: TurnOutcome,
+        usage_row: UsageEvent | None = None,
+        claim: TurnClaim | None = None,
     ) -> tuple[SessionEvent, ...]:
         """Stores how a turn ended, with its usage row. Returns the last events of the turn, with their numbers.
 
+        `claim` is that of the turn's request. If the request is a line of a batch, the row is kept with the claim.
         Raises LeaseLost if another process has taken over the session.
         """
 
@@ -201,7 +207,9 @@ class TurnStore:
             session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
             if session is None or session.epoch != lease.epoch or session.running_turn_id != lease.turn_id:
                 raise LeaseLost(lease.session_id)
-            if usage_row is not None:
+            if usage_row is not None and claim is not None and claim.line is not None:
+                await claim.keep_usage(database, lease.turn_id, usage_row)
+            elif usage_row is not None:
                 await add_usage(database, usage_row)
             return await self._end(database, lease.scope, session, lease.turn_id, outcome)
 
@@ -232,7 +240,8 @@ class TurnStore:
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
         """Ends a turn as failed, because the process that ran it has stopped.
 
-        In the same transaction, stores the usage row for the tokens that the stored events had delivered. Does nothing
+        In the same transaction, stores the usage row for the tokens that the stored events had delivered, unless the turn
+        answers a line of a batch, which is then answered anew and costs nothing until it is. Does nothing
         if the turn has already ended, or if another process still has a valid lease for it.
         """
         error = interrupted_error()
@@ -247,7 +256,7 @@ class TurnStore:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             assert turn is not None
             delivered = await turn_rows.find_delivered(database, scope, turn)
-            if delivered is not None and turn.key_id is not None:
+            if delivered is not None and turn.key_id is not None and turn.batch_id is None:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
                 row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now())
                 row = replace(row, organisation_id=await organisation_of(database, session.tenant_id)).priced(prices)
@@ -307,7 +316,7 @@ def _usage_of(delivered: Delivered) -> Mapping[str, Any]:
 
 def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Delivered, now: float) -> UsageEvent:
     """Returns the usage row of a turn whose process has died."""
-    row = UsageEvent(
+    return UsageEvent(
         request_id=RequestId(turn.turn_id),
         tenant_id=session.tenant_id,
         key_id=key_id,
@@ -323,20 +332,4 @@ def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Deli
         disk_tokens=delivered.cache["disk_tokens"],
         service_tier=turn.service_tier,
         end_user_id=turn.end_user_id,
-        batch_id=turn.batch_id,
-    )
-    return row if turn.batch_id is None else _unbilled(row)
-
-
-def _unbilled(row: UsageEvent) -> UsageEvent:
-    """Returns the row of a turn that costs nothing, because the batch to which it belongs does it again."""
-    return replace(
-        row,
-        prompt_tokens=0,
-        cached_tokens=0,
-        completion_tokens=0,
-        host_tokens=0,
-        disk_tokens=0,
-        unbilled_prompt_tokens=row.prompt_tokens,
-        unbilled_completion_tokens=row.completion_tokens,
     )

@@ -165,7 +165,7 @@ class TurnLauncher:
         check_vocabulary(sampling, description.vocab_size)
         isolation = principal.isolation(dependencies.pepper)
         request = GenerationRequest(
-            request_id=RequestId(turn_id),
+            request_id=RequestId(turn_id) if principal.line is None else principal.line.request_id,
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             resolved=session.model,
@@ -235,8 +235,8 @@ class TurnLauncher:
         made_with = _made_with(plan.request, plan.encoder, dependencies.generator.description)
         if plan.principal.end_user_id is not None:
             made_with = {**made_with, "end_user": plan.principal.end_user_id}
-        if plan.principal.batch_id is not None:
-            made_with = {**made_with, "batch": plan.principal.batch_id}
+        if plan.principal.line is not None:
+            made_with = {**made_with, "batch": plan.principal.line.batch_id}
         lease, turn = await dependencies.store.begin(plan.principal, plan.session, turn_id, plan.new_items, made_with)
         return TurnRunner(plan, lease, turn, account, dependencies)
 
@@ -274,9 +274,8 @@ class _TurnPrompt:
 def _charge(plan: TurnPlan) -> Charge:
     """Returns the fields of a turn's usage row that are known before the turn."""
     request, session, principal = plan.request, plan.session, plan.principal
-    return Charge(
-        request.request_id, principal, session.model, session.charged_id, request.tier.value, principal.batch_id
-    )
+    batch_id = None if principal.line is None else principal.line.batch_id
+    return Charge(request.request_id, principal, session.model, session.charged_id, request.tier.value, batch_id)
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:

@@ -340,7 +340,8 @@ class TurnRunner:
         """
         usage, told = generation.usage, self._usage_outcome(outcome)
         row = self.account.row(usage, told)
-        events = await self.until_available(lambda: self._dependencies.store.end(self._lease, outcome, row))
+        claim = self.plan.principal.turn_claim
+        events = await self.until_available(lambda: self._dependencies.store.end(self._lease, outcome, row, claim))
         self.account.count(usage, told)
         return events if self._events.error is None else ()
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from graftwork.api.batches.endpoints import CHAT, RESPONSES
 from graftwork.api.batches.runner import BatchRunner
 from graftwork.platform.batches.batch import COMPLETION_WINDOW_S
 from graftwork.platform.gateways.lease import GatewayLease
@@ -73,7 +74,7 @@ class Relay:
             await runner.close()
 
 
-async def follow(folder: Path, model: Path, template: Path, actions: list[str | int]) -> None:
+async def follow(folder: Path, model: Path, template: Path, endpoint: str, actions: list[str | int]) -> None:
     """Does these acts to a batch, and checks what has become of it."""
     shutil.copy(template, folder / "graftwork.db")
     engine = GatedEngine()
@@ -81,7 +82,9 @@ async def follow(folder: Path, model: Path, template: Path, actions: list[str | 
     async with open_gateway(config, engine=engine) as gateway:
         tenant = await gateway.tenant()
         custom_ids = [f"{number}" for number in range(NUM_LINES)]
-        batch = await create(tenant, [line(one, temperature=9 if one == "3" else 0) for one in custom_ids])
+        asked = {"input": "x"} if endpoint == RESPONSES else {}
+        lines = [line(one, endpoint, temperature=9 if one == "3" else 0, **asked) for one in custom_ids]
+        batch = await create(tenant, lines, endpoint)
         relay = Relay(gateway, tenant, engine)
         await relay.start()
         for action in actions:
@@ -114,13 +117,18 @@ ACTIONS = st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["crash", "crash
 
 
 @settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@pytest.mark.parametrize("endpoint", [CHAT, RESPONSES])
 @given(actions=ACTIONS)
 def test_any_order_of_ends(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, sqlite_template: Path, actions: list[str | int]
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path,
+    sqlite_template: Path,
+    endpoint: str,
+    actions: list[str | int],
 ) -> None:
     """Whatever crashes, is cancelled or expires in whatever order: each custom_id has one line, and each answer one bill."""
     folder = tmp_path_factory.mktemp("relay")
-    asyncio.run(follow(folder, tiny_model, sqlite_template, actions))
+    asyncio.run(follow(folder, tiny_model, sqlite_template, endpoint, actions))
 
 
 async def test_a_stopped_gateway_stores_nothing_more(batching: Batching, tenant: TestTenant) -> None:

@@ -63,3 +63,25 @@ async def test_ids_in_lines_of_batches(batching: Batching, tenant: TestTenant, e
     assert first["response"]["status_code"] == alone.status_code == (400 if field == "previous_response_id" else 404)
     assert without(first, ids[0]) == without(second, ids[1])
     assert answered["custom_id"] == "line-2"
+
+
+@pytest.mark.parametrize("endpoint", OPENAI_ENDPOINTS)
+async def test_lines_name_what_the_key_allows(batching: Batching, tenant: TestTenant, endpoint: str) -> None:
+    """The lines of a batch may name the models that the key of the batch may name, and get the route's error for others."""
+    await tenant.push_adapter("pirate")
+    tenancy = batching.gateway.resources.account.tenancy
+    _, text = await tenancy.create_key(tenant.id, "narrow", adapters=["pirate"])
+    narrow = TestTenant(tenant.id, text, batching.gateway.client(text))
+    bodies = [BODIES[f"POST {endpoint}"] | {"model": model} for model in ("pirate", "tiny")]
+    lines = [{"custom_id": body["model"], "method": "POST", "url": endpoint, "body": body} for body in bodies]
+    alone = await narrow.client.post(endpoint, json=bodies[1])
+    batch = await create(narrow, lines, endpoint)
+
+    await batching.run()
+
+    ended = await get(narrow, batch)
+    (answered,) = await lines_of(narrow, ended["output_file_id"])
+    (refused,) = await lines_of(narrow, ended["error_file_id"])
+    assert (answered["custom_id"], refused["custom_id"]) == ("pirate", "tiny")
+    assert refused["response"]["status_code"] == alone.status_code == 403
+    assert refused["response"]["body"]["error"]["code"] == alone.json()["error"]["code"] == "adapter_not_allowed"

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.batches.conftest import Batching, GatedEngine, create, get, lines_of, until
+from graftwork.platform.batches.claims import BatchClaims
+from tests.api.batches.conftest import Batching, GatedEngine, create, get, lines_of, living_lease, until
 from tests.api.batches.test_crashes import Relay
 from tests.api.in_process_gateway import Gateway, TestTenant
 
@@ -97,30 +98,39 @@ async def test_a_batch_costs_what_its_responses_cost(batching: Batching, tenant:
     assert (by_batch["group"], by_tier["group"], by_batch["requests"]) == (batch["id"], "flex", 2)
     assert by_batch["prompt_tokens"] == used["input_tokens"] > 0
     assert by_batch["completion_tokens"] == used["output_tokens"] > 0
+    assert all(request.request_id.startswith(f"{batch['id']}.") for request in batching.gateway.engine.requests)
 
 
-async def test_a_billed_response_is_not_made_again(batching: Batching, tenant: TestTenant) -> None:
-    """If a gateway dies after responses were stored and billed, and before their lines were, the next one finds them."""
+async def test_a_stored_response_is_not_made_again(batching: Batching, tenant: TestTenant) -> None:
+    """If a gateway has stored responses and loses the batch before it stores their lines, nothing is billed; the next
+    gateway finds them, and bills them.
+    """
     engine = engine_of(batching.gateway)
     engine.is_open = False
     relay = Relay(batching.gateway, tenant, engine)
-    batch = await create(tenant, [line("a"), line("b", store=False)], URL)
+    batch = await create(tenant, [line("b", store=False), line("a")], URL)
     await relay.start()
     await until(lambda: engine.num_waiting == 2)
 
     assert relay.lease is not None
-    await relay.lease.end(batching.gateway.resources.server.database)
+    database = batching.gateway.resources.server.database
+    await relay.lease.end(database)
+    relay.lease = await living_lease(batching.gateway)
+    claims = BatchClaims(database, batching.gateway.resources.batches.files, relay.lease, batching.gateway.clock)
+    await claims.claim_some(1, ())  # a second gateway claims the batch, and dies before it does anything
     engine.open()
     await relay.runners[0].drained()
     before = await tenant.usage("batch")
-    await relay.start()
+    await relay.crash()
     await relay.end()
 
     ended, output, errors = await outcome(tenant, batch)
+    (row,) = await tenant.usage("batch")
+    assert before == []
+    assert (row["requests"], row["completion_tokens"]) == (2, ended["usage"]["output_tokens"])
     assert ended["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
     assert (len(output), errors, len(engine.requests)) == (2, {}, 2)
-    assert await tenant.usage("batch") == before
-    assert (before[0]["requests"], before[0]["completion_tokens"]) == (2, ended["usage"]["output_tokens"])
+    assert (await tenant.client.get(f"{URL}/{output['a']['body']['id']}")).json() == output["a"]["body"]
     assert (await tenant.client.get(f"{URL}/{output['b']['body']['id']}")).status_code == 404
 
 

@@ -83,6 +83,7 @@ DIFFERENT = {
     "--temperature": 2,  # of a question, and of a session
     "--tenant": 5,  # traced, with prices shown, with prices set, with usage, and to act in
     "--url": 2,  # to measure, and to sign in at
+    "--user": 2,  # whose limits are meant, and in whose limit an adapter counts
 }
 """The flags that mean different things in different commands, and how many. Every other flag is stated once."""
 

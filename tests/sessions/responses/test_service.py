@@ -1,18 +1,25 @@
 """Tests of responses on sessions: their session, their prompt, and the rows that stay."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound, ValidationFailed
-from graftwork.platform.ids import CallId
+from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.ids import CallId, RequestId, TenantId
+from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.usage import UsageGroup
 from graftwork.platform.pagination import Order, PageRequest
+from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, LineOfBatch, TurnClaim
 from graftwork.sessions.core.items import function_call, function_call_output
+from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.input import check_outputs
+from graftwork.sessions.responses.record import NewResponse, turn_of
+from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.text.messages import Message, ToolCall
 from tests.sessions.responses_driver import CALLS, ResponsesDriver, count_rows, outputs
 from tests.sessions.session_process import END, WEATHER, Answer, SessionProcess, crash, principal
@@ -235,6 +242,49 @@ async def test_a_crash_fails_the_response(responses: ResponsesDriver) -> None:
     assert again["status"] == "completed"
     with pytest.raises(InvalidRequest, match="failed"):
         await after.ask(me, previous_response_id=body["id"])
+
+
+async def test_a_crash_of_a_batch_s_response_costs_nothing(responses: ResponsesDriver) -> None:
+    """A response that answers a line of a batch is found again after a crash, has failed, and is billed for nothing."""
+    process, sent = responses.process, []
+    keys = IdempotencyStore(process.database, process.clock, GatewayLease(60.0))
+    for batch_id in ("batch_1", None):
+        attempt = await keys.begin("ten_1", f"line of {batch_id}", "0" * 64)
+        assert isinstance(attempt, Attempt)
+        request_id = RequestId("batch_1.1.1")
+        line = None if batch_id is None else LineOfBatch(batch_id, request_id, lambda turn_id, _: turn_id.encode())
+        claim = TurnClaim(attempt, lambda _, turn_id: turn_id.encode(), line)
+        process.will_say(Answer("A long story", waits=True))
+        sent.append(await responses.start(replace(principal(), turn_claim=claim)))
+        await process.engine.half_way.wait()
+        process.engine.half_way.clear()
+        await process.until_delivered(principal(), sent[-1].record.session_id)
+    await crash()
+
+    after = ResponsesDriver(process.restarted())
+    await after.process.service.recover()
+    order = NewResponse("tiny", (), SessionSettings(), {"store": True, "background": False, "model": "tiny"})
+    found = await after.service.resume(principal(), order, sent[0].record.turn_id)
+    usage = await UsageMeter(process.database).summarise(TenantId("ten_1"), 0, 2**40, UsageGroup.BATCH)
+
+    assert (await found.result())["status"] == "failed"
+    assert await after.service.failed_by_server(principal(), found.record.response_id)
+    assert [(row.group, row.requests) for row in usage] == [(None, 1)]
+
+
+async def test_a_response_whose_process_died_before_it_was_listed(responses: ResponsesDriver) -> None:
+    """If a process dies between the begin of a turn and the record of its response, to resume it stores the record."""
+    me = principal()
+    made = await responses.ask(me)
+    await ResponseStore(responses.process.database).delete(me.scope(), made["id"])
+    order = NewResponse("tiny", (), SessionSettings(), {"store": True, "background": False, "model": "tiny"})
+
+    with pytest.raises(NotFound):
+        await responses.service.get(me, made["id"])
+    found = await responses.service.resume(me, order, turn_of(made["id"]))
+
+    assert (await found.result())["output"] == made["output"]
+    assert (await responses.service.get(me, made["id"]))["output"] == made["output"]
 
 
 async def test_cancelling_one_response_spares_the_next(responses: ResponsesDriver) -> None:
