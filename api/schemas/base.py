@@ -265,8 +265,7 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
     """Returns the body unchanged. Raises FieldError for an unsupported field that would change the answer.
 
-    `unserved` maps each unsupported field to a function. The function returns whether a value has no effect, such as
-    null.
+    `unserved` maps each unsupported field to a function, which returns whether a value has no effect, such as null.
     """
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():

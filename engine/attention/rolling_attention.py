@@ -46,9 +46,12 @@ class RollingAttention:
         self._rows = rows
 
     def plan(self, batch: AttentionBatch) -> StepAttention:
-        rest = tuple(one for one in batch.placed if one.piece.rolling_window is None)
-        if len(rest) == len(batch.placed):
+        for one in batch.placed:  # a generator would be another call for each step
+            if one.piece.rolling_window is not None:
+                break
+        else:
             return self.others.plan(batch)
+        rest = tuple(one for one in batch.placed if one.piece.rolling_window is None)
         return self._rows.around(self.others.plan(AttentionBatch(rest, batch.positions)), batch.placed)
 
 

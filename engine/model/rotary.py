@@ -118,8 +118,8 @@ class RotaryTables:
         self, positions: torch.Tensor, *, has_far: bool = False
     ) -> dict[RotaryTable, tuple[torch.Tensor, torch.Tensor]]:
         """Returns the cosines and the sines of the given positions in each table (see RotaryTable.at)."""
-        tables = (table for table in dict.fromkeys(self.by_layer) if table is not None)
-        return {table: table.at(positions, has_far=has_far) for table in tables}
+        tables = dict.fromkeys(self.by_layer)
+        return {table: table.at(positions, has_far=has_far) for table in tables if table is not None}
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig, context_tokens: int) -> torch.Tensor:

@@ -99,6 +99,8 @@ class BatchTensors:
     attention: AttentionBatch
     """What attention must know of the step."""
     adapter_runs: tuple[AdapterRun, ...]
+    last_position: int = 0
+    """The largest of the positions, where torch rotates queries and keys."""
 
     @property
     def row_pages_by_group(self) -> tuple[torch.Tensor, ...]:
@@ -153,6 +155,7 @@ class BatchBuilder:
             num_sampled=rows.num_sampled,
             attention=AttentionBatch(rows.placed, positions),
             adapter_runs=rows.adapter_runs,
+            last_position=max(rows.positions, default=0),
         )
 
     def arrange(self, plan: StepPlan) -> BatchRows:

@@ -29,8 +29,13 @@ class PromptEvictor:
 
     def around(self, attention: StepAttention, placed: Sequence[PlacedSlice]) -> StepAttention:
         """Returns the attention of a step that also evicts the prompts which end in it; `attention` itself if none does."""
+        for one in placed:  # a generator would be another call for each step
+            if one.piece.eviction is not None:
+                break
+        else:
+            return attention
         ending = tuple(one for one in placed if one.piece.eviction is not None)
-        return _EvictingStep(attention, self._layers, ending) if ending else attention
+        return _EvictingStep(attention, self._layers, ending)
 
 
 class _EvictingStep:

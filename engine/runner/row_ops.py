@@ -151,9 +151,8 @@ class TorchStepRows:
         self._batch = batch
         self._begins_pages = len(batch.begun_pages) > 0
         self._row_pages, self._begun_pages = batch.row_pages_by_group, batch.begun_pages_by_group
-        has_far = any(piece.end > config.context_tokens for piece in batch.slices)
-        self._angles = rotary.at(batch.positions, has_far=has_far)
-        """By table, cosines and sines [num_tokens, 1, rotated features]."""
+        has_far = batch.last_position >= config.context_tokens
+        self._angles = rotary.at(batch.positions, has_far=has_far)  # by table, [num_tokens, 1, rotated features] twice
         self._query_layers = frozenset(config.query_layers)
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, qk_norm: torch.Tensor | None) -> torch.Tensor:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.core.step import RequestSlice
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.rolling_pages import RollingPages
 from graftwork.engine.kv.manager import KvCacheManager
@@ -145,14 +144,9 @@ class PageGrower:
         self._kv_cache.release(state.targets)
         self._kv_cache.offload(path, state.pages, session, state.windows, state.num_given_up)
 
-    def should_cache(self, state: RequestState, piece: RequestSlice) -> bool:
-        """Returns whether the pages of a request join the prefix tree after the step that has computed `piece`: at the end of
-        what was submitted, and before a prompt gives up pages of windowed layer groups, where others may branch off.
-        """
-        end, submitted = piece.known_end, state.num_submitted
-        if end >= submitted:
-            return piece.start < submitted
-        return state.windows is not None and state.rolling_window is None and self.has_unseen(state)
+    def gives_up_branches(self, state: RequestState) -> bool:
+        """Returns whether `drop_unseen` takes pages of windowed layer groups where other prompts may branch off."""
+        return state.windows is not None and not state.forgets and self.has_unseen(state)
 
     def _first_seen(self, state: RequestState) -> int:
         """Returns the first page that the request's windowed layer groups keep."""

@@ -306,8 +306,9 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         for piece in plan.slices:
             state = self._running[piece.request_id]
-            state.num_computed = piece.known_end
-            if self._page_grower.should_cache(state, piece):
+            state.num_computed = end = piece.known_end
+            submitted = state.num_submitted
+            if piece.start < submitted <= end or (end < submitted and self._page_grower.gives_up_branches(state)):
                 self._cache_pages(state)
             if piece.reads_prompt:
                 outputs += state.read_prompt(piece, result)
