@@ -45,7 +45,7 @@ async def measure(calls: int, database: Database) -> dict[str, dict[str, float]]
     tenant = await tenancy.create_tenant("acme")
     keys = [(await tenancy.create_key(tenant.id, "k", allowed_ips=_NETWORKS))[1] for _ in range(_OTHER_KEYS)]
     ticket = (await tenancy.ticket_for(keys[0])).text
-    await tenancy.verified.poll()
+    await tenancy.changes.poll()
     for key in keys:
         await gate.authenticate(key, _ADDRESS)
     return {
@@ -62,7 +62,7 @@ async def revoke_elsewhere(rounds: int, database: Database) -> list[float]:
     here, elsewhere = Tenancy(database, _PEPPER, clock), Tenancy(database, _PEPPER, clock)
     tenant = await here.create_tenant("acme")
     times = []
-    async with repeating(elsewhere.verified.poll, POLL_S, "reading the changes of access"):
+    async with repeating(elsewhere.changes.poll, POLL_S, "reading the changes of access"):
         for number in range(rounds):
             stored, key = await here.create_key(tenant.id, "k")
             await asyncio.sleep(POLL_S * (1 + number / rounds))
@@ -86,7 +86,7 @@ async def _timed(
     times = []
     for number in range(calls):
         if polls and number % 500 == 0:
-            await tenancy.verified.poll()
+            await tenancy.changes.poll()
         began = time.perf_counter_ns()
         await gate.authenticate(tokens[number % len(tokens)], _ADDRESS)
         times.append((time.perf_counter_ns() - began) / 1000)
