@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CHOICES = ("auto", "triton", "torch")
+_NO_TRITON = "triton is not installed (the `kernels` extra)"
 _COST_OF_TORCH = "attention copies all pages that it reads, and decoding takes several times as long"
 
 
@@ -46,10 +47,7 @@ def build_attention(
     """
     wanted = config.kernels_for("attention")
     device = storage.device_memory.device
-    if wanted not in _CHOICES:
-        raise InvalidRequest(
-            f"kernels {wanted!r} of attention is not known: choose one of {', '.join(_CHOICES)}.", param="kernels"
-        )
+    _check_known(wanted, "attention")
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return _torch_attention(model, storage, dtype, sinks)
     failure = _why_not_attention(model, storage.sizes.page_tokens, device, dtype)
@@ -87,10 +85,16 @@ def rolling_rows(model: ModelConfig, storage: KvStorage, sinks: Sinks = None) ->
 def _why_not_attention(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:
     """Returns why the Triton kernels do not work on a device; None if they do."""
     if find_spec("triton") is None:
-        return "triton is not installed (the `kernels` extra)"
+        return _NO_TRITON
     from graftwork.engine.attention.selftest import why_attention_fails
 
     return why_attention_fails(model, page_tokens, device, dtype)
+
+
+def _check_known(wanted: str, part: str) -> None:
+    if wanted not in _CHOICES:
+        choices = ", ".join(_CHOICES)
+        raise InvalidRequest(f"kernels {wanted!r} of {part} is not known: choose one of {choices}.", param="kernels")
 
 
 def build_row_ops(row_kernels: str, model: ModelConfig, cache: KvCache) -> RowOps:
@@ -110,10 +114,7 @@ def choose_row_ops(
     `auto` takes the Triton kernels on CUDA if they work, else plain torch. Raises InvalidRequest if the name is unknown,
     or if it names kernels that do not work on this machine.
     """
-    if row_kernels not in _CHOICES:
-        raise InvalidRequest(
-            f"kernels {row_kernels!r} of rows is not known: choose one of {', '.join(_CHOICES)}.", param="kernels"
-        )
+    _check_known(row_kernels, "rows")
     if row_kernels == "torch" or (row_kernels == "auto" and device.type != "cuda"):
         return TorchRowOps
     failure = _why_not_rows(model, device, dtype)
@@ -134,7 +135,7 @@ def choose_row_ops(
 def _why_not_rows(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     """Returns why the Triton kernels do not work for a model on a device; None if they do."""
     if find_spec("triton") is None:
-        return "triton is not installed (the `kernels` extra)"
+        return _NO_TRITON
     from graftwork.engine.runner.row_selftest import why_row_kernels_fail
 
     return why_row_kernels_fail(device, dtype, model)
@@ -168,7 +169,7 @@ def build_sampler(vocab_size: int, max_requests: int, device: torch.device, kern
 def _why_not_sampler(device: torch.device) -> str | None:
     """Returns why the sampling kernels do not work on a device; None if they do."""
     if find_spec("triton") is None:
-        return "triton is not installed (the `kernels` extra)"
+        return _NO_TRITON
     from graftwork.engine.sampling.device.selftest import why_sampler_fails
 
     return why_sampler_fails(device)
