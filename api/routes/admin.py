@@ -105,6 +105,7 @@ async def check_usage(
     By default the last 30 days are compared. `journal` is that of the gateway that answers.
     """
     since, until = span(start, end, resources.clock.now())
+    await resources.meter.write_waiting()
     found = await resources.agreement.compare(since, until, settled_s)
     return check_answer(found, await resources.replicas.list(), resources.backlog)
 

@@ -46,4 +46,5 @@ async def get_tenant_invoice(
     month: MonthText,
 ) -> Invoice:
     """Get a tenant's invoice of a month in UTC, also of a tenant that was deleted."""
+    await resources.meter.write_waiting()
     return invoice_answer(await resources.prices.invoices.make(TenantId(tenant_id), month), resources.clock.now())

@@ -38,6 +38,7 @@ async def get_usage(
 @router.get("/usage/invoice")
 async def get_invoice(resources: ForAccounts, principal: UsageKey, month: MonthText) -> Invoice:
     """Get the tenant's invoice of a month in UTC, with a line for each price list and rate."""
+    await resources.meter.write_waiting()
     invoice = await resources.prices.invoices.make(principal.tenant_id, month)
     return invoice_answer(invoice, resources.clock.now())
 

@@ -6,7 +6,7 @@ after the days for which a tenant's usage is kept.
 Invariant: if the same request id is recorded twice, the second call changes nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from graftwork.platform.database import Database
@@ -15,7 +15,7 @@ from graftwork.platform.ledger import repository
 from graftwork.platform.ledger.report_rows import sum_sessions, sum_usage
 from graftwork.platform.ledger.rollup_rows import DAY_S, delete_sums, erase_names_in_sums, hold_rollup
 from graftwork.platform.ledger.spend_rows import drop_spend_before, erase_spend, find_spent
-from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageKey, UsageSummary
 from graftwork.platform.quotas.budget import Spent
 from graftwork.platform.quotas.quota import month_of
 from graftwork.platform.tenancy.principals import TenantScope
@@ -32,16 +32,36 @@ class UsageMeter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._write_all: Callable[[], Awaitable[object]] | None = None
+
+    def read_after(self, write_all: Callable[[], Awaitable[object]]) -> None:
+        """Awaits `write_all` before each reading from now on: it stores the records that wait in this process, so that what
+        is read has them.
+        """
+        self._write_all = write_all
+
+    async def write_waiting(self) -> None:
+        """Stores the records that wait in this process. The readings here do so themselves."""
+        if self._write_all is not None:
+            await self._write_all()
 
     async def record(self, event: UsageEvent) -> bool:
         """Adds the usage of one request to the ledger.
 
         Returns True. If the request was recorded before, changes nothing and returns False.
         """
-        return await self._database.write_whole(partial(repository.add_usage, event=event))
+        return bool(await self.record_all([event]))
+
+    async def record_all(self, events: Sequence[UsageEvent]) -> set[UsageKey]:
+        """Adds the usage of several requests to the ledger in one transaction: all of them, or none.
+
+        Returns the requests that were not recorded before.
+        """
+        return await self._database.write_whole(partial(repository.add_usages, events=events))
 
     async def has_recorded(self, tenant_id: TenantId, request_id: str) -> bool:
         """Returns whether the ledger has the usage of this request of a tenant."""
+        await self.write_waiting()
         async with self._database.read() as session:
             return await repository.has_usage(session, tenant_id, request_id)
 
@@ -53,6 +73,7 @@ class UsageMeter:
         Times are in seconds since the Unix epoch. `group_by` decides how requests are grouped, such as by day. The
         result is sorted by group, with the group None last. If `tenant_id` is None, the requests of all tenants count.
         """
+        await self.write_waiting()
         async with self._database.read() as session:
             summaries = await sum_usage(session, tenant_id, start, end, group_by)
         return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
@@ -63,11 +84,13 @@ class UsageMeter:
         """Returns all usage of each of these sessions. A session without usage is left out."""
         if not session_ids:
             return {}
+        await self.write_waiting()
         async with self._database.read() as session:
             return await sum_sessions(session, tenant_id, session_ids)
 
     async def spent(self, owner_ids: Sequence[str], month: str) -> Mapping[str, Spent]:
         """Returns what owners of limits have used in a month such as `2026-11`; owners without use are left out."""
+        await self.write_waiting()
         return await self._database.read_few(partial(find_spent, owner_ids=owner_ids, month=month))
 
     async def drop_old_months(self, now: float) -> None:

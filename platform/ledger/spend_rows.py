@@ -9,7 +9,7 @@ that this table exists and, for an organisation, that the tenant belongs to it.
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy import Executable, bindparam, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,29 +32,50 @@ _SPENT = (
 )
 
 
-async def add_spend(session: WriteSession, event: UsageEvent) -> None:
-    """Adds a new row of the ledger to what its organisation, tenant, key and end user have used in its month.
+async def add_spend(session: WriteSession, events: Sequence[UsageEvent]) -> None:
+    """Adds new rows of the ledger to what their organisation, tenant, key and end user have used in their months.
 
-    All requests add to the rows in this order, so two of them never wait for each other.
+    All transactions add to these rows in the order of `_Owned`, so two of them never wait for each other.
     """
-    owners = [event.organisation_id, event.tenant_id, event.key_id, event.end_user_id]
-    owner_ids = [owner_id for owner_id in owners if owner_id is not None]
-    shard = zlib.crc32(event.request_id.encode()) % _SHARDS
-    high, low = divmod(event.cost.atoms, _HALF)
-    shared: dict[str, Any] = {
-        "month": event.day[:7],
-        "currency": event.currency or "",
-        "shard": shard,
-        "requests": 1,
-        "tokens": event.total_tokens,
-        "cost_high": high,
-        "cost_low": low,
-    }
+    if not events:
+        return
+    shard = zlib.crc32(events[0].request_id.encode()) % _SHARDS
+    sums: dict[_Owned, list[int]] = {}
+    for event in events:
+        month, currency, tenant_id = event.day[:7], event.currency or "", event.tenant_id
+        used = (1, event.total_tokens, event.cost.atoms)
+        owners = (event.organisation_id, tenant_id, event.key_id, event.end_user_id)
+        for level, owner_id in enumerate(owners):
+            if owner_id is not None:
+                owned = _Owned(level, owner_id, month, currency, tenant_id if level else None)
+                before = sums.get(owned)
+                sums[owned] = [*used] if before is None else [a + b for a, b in zip(before, used, strict=True)]
     rows = [
-        {**shared, "owner_id": one, "tenant_id": None if one == event.organisation_id else event.tenant_id}
-        for one in owner_ids
+        {
+            "owner_id": owned.owner_id,
+            "month": owned.month,
+            "currency": owned.currency,
+            "tenant_id": owned.tenant_id,
+            "shard": shard,
+            "requests": sums[owned][0],
+            "tokens": sums[owned][1],
+            "cost_high": sums[owned][2] // _HALF,
+            "cost_low": sums[owned][2] % _HALF,
+        }
+        for owned in sorted(sums, key=lambda one: one[:4])
     ]
     await session.execute(_adding(session.get_bind().dialect.name), rows)
+
+
+class _Owned(NamedTuple):
+    """One owner's sums of a month, in one currency."""
+
+    level: int
+    """0 for an organisation, 1 for a tenant, 2 for a key, 3 for an end user."""
+    owner_id: str
+    month: str
+    currency: str
+    tenant_id: TenantId | None
 
 
 async def find_spent(session: ReadSession, owner_ids: Sequence[str], month: str) -> dict[str, Spent]:

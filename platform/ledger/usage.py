@@ -80,6 +80,10 @@ class Work:
 NO_WORK = Work()
 
 
+UsageKey = tuple[TenantId, RequestId]
+"""What tells usage records apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
     """A usage record: the token counts of one request, and who sent it for which model."""
@@ -134,6 +138,10 @@ class UsageEvent:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "UsageEvent":
         return cls(**{**fields, "outcome": UsageOutcome(fields["outcome"]), "cost": Cost(**fields["cost"])})
+
+    @property
+    def key(self) -> UsageKey:
+        return self.tenant_id, self.request_id
 
     @property
     def total_tokens(self) -> int:

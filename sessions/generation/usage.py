@@ -354,15 +354,15 @@ class RequestAccount:
             telemetry.count_tokens(tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
             telemetry.count_request(tenant_id, outcome)
 
-    async def record(self, usage: Usage | None, outcome: UsageOutcome) -> None:
-        """Stores the usage row of the request, and adds the usage to the metrics.
+    def record(self, usage: Usage | None, outcome: UsageOutcome) -> None:
+        """Lets the usage row of the request be stored soon, and then adds the usage to the metrics.
 
-        A second call for the same request changes nothing. If the database does not answer, the row is stored later.
+        A second call for the same request changes nothing.
         """
         row = self.row(usage, outcome)
         entry, self._entry = self._entry, None
         if row is not None and not self._is_recorded:
-            await self._accounting.backlog.record(row, lambda: self.count(usage, outcome), entry)
+            self._accounting.backlog.record(row, lambda: self.count(usage, outcome), entry)
         elif entry is not None:
             entry.end()
 
@@ -377,7 +377,7 @@ class RequestAccount:
                 if not self._is_recorded:
                     self.count(usage, outcome)
             else:
-                await self.record(usage, outcome)
+                self.record(usage, outcome)
         finally:
             await self.settle(usage, outcome)
 

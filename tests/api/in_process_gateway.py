@@ -47,6 +47,10 @@ class Gateway:
     def admin(self) -> httpx.AsyncClient:
         return self.client(ADMIN_KEY)
 
+    async def store_usage(self) -> None:
+        """Stores the usage of all requests that have ended, so that tables and metrics have it."""
+        await self.resources.inference.accounting.backlog.flush()
+
     async def tenant(self, name: str = "Acme", quota: Quota | None = None, tier: str = "default") -> "TestTenant":
         """A new tenant with one key."""
         tenant = await self.resources.account.tenancy.create_tenant(name, service_tier_ceiling=tier)

@@ -11,7 +11,6 @@ from graftwork.platform.database import Database
 from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
 from graftwork.platform.keys.scopes import ALL_SCOPES
 from graftwork.platform.ledger.backlog import UsageBacklog
-from graftwork.platform.ledger.journal import UsageJournal
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper
@@ -21,7 +20,7 @@ from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount
 from tests.api.fake_engine import FakeEngine
-from tests.platform.throwaway_journal import throwaway_journal
+from tests.platform.throwaway_journal import throwaway_backlog
 from tests.sessions.scripted_engine import generator_on
 
 TENANT = TenantId("ten_1")
@@ -55,7 +54,7 @@ def make_job(
     database: Database,
     reservation: SlowReservation | None = None,
     request_id: RequestId = REQUEST,
-    journal: UsageJournal | None = None,
+    backlog: UsageBacklog | None = None,
 ) -> InferenceJob:
     """A job that is not started yet. Without a slow `reservation` it settles at once."""
     if reservation is None:
@@ -63,8 +62,9 @@ def make_job(
         reservation.may_settle.set()
     clock = ManualClock()
     ledger = UsageMeter(database)
+    backlog = backlog or throwaway_backlog(ledger)
     tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
-    backlog, in_flight = UsageBacklog(ledger, journal or throwaway_journal()), InFlightBound(clock, None, None)
+    in_flight = InFlightBound(clock, None, None)
     accounting = Accounting(tenancy.limits.of_active, quotas, backlog, Telemetry(), clock, in_flight)
     request = GenerationRequest(
         request_id=RequestId(f"{request_id}.0"),

@@ -15,6 +15,7 @@ from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import UsageJournal
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.ledger.tables import UsageRow
@@ -23,6 +24,7 @@ from graftwork.sessions.generation.generator import GenerationFinished, TextDelt
 from tests.api.fake_engine import FakeEngine
 from tests.api.inference_jobs import TENANT, SlowReservation, make_job
 from tests.platform.spending import billed_tokens
+from tests.platform.throwaway_journal import throwaway_backlog
 
 
 class Reader:
@@ -108,10 +110,11 @@ async def test_an_answer_that_the_server_could_not_finish_costs_nothing(sqlite_d
     """After an engine's death, and after a shutdown, the usage has a row without tokens, and the quota is refunded."""
     dead = FakeEngine(text="one two", breaks_after=2, breakage=Unavailable("The engine is gone."))
     held = FakeEngine(holds_after=2)
+    backlog = throwaway_backlog(UsageMeter(sqlite_database))
     for engine in (dead, held):
         tasks, reservation = ServerTasks(patience_s=0.0), SlowReservation()
         reservation.may_settle.set()
-        job = make_job(engine, sqlite_database, reservation, RequestId(f"req_{id(engine)}"))
+        job = make_job(engine, sqlite_database, reservation, RequestId(f"req_{id(engine)}"), backlog)
         job.start(tasks)
         reading = asyncio.create_task(job.deliver(Reader().take))
         await asyncio.wait([reading, asyncio.create_task(engine.held.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -121,6 +124,7 @@ async def test_an_answer_that_the_server_could_not_finish_costs_nothing(sqlite_d
         with pytest.raises(Unavailable):
             await reading
         assert reservation.num_refunds == 1
+    await backlog.flush()
     async with sqlite_database.read() as session:
         rows = (
             await session.execute(select(UsageRow.outcome, UsageRow.prompt_tokens, UsageRow.completion_tokens))
@@ -131,7 +135,8 @@ async def test_an_answer_that_the_server_could_not_finish_costs_nothing(sqlite_d
 async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> None:
     """A second `abandon` does not interrupt the settling that the first one began."""
     engine, tasks, reservation = FakeEngine(holds_after=2), ServerTasks(), SlowReservation()
-    job = make_job(engine, sqlite_database, reservation)
+    ledger = UsageMeter(sqlite_database)
+    job = make_job(engine, sqlite_database, reservation, backlog=throwaway_backlog(ledger))
     job.start(tasks)
     reading = asyncio.create_task(job.deliver(Reader().take))
     await engine.held.wait()
@@ -143,7 +148,7 @@ async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> 
     await tasks.close()
 
     assert reservation.settled == [3 + 2]
-    assert await billed_tokens(UsageMeter(sqlite_database), TENANT) == 3 + 2
+    assert await billed_tokens(ledger, TENANT) == 3 + 2
     with pytest.raises(Unavailable):
         await reading
 
@@ -152,7 +157,8 @@ async def test_what_a_dead_gateway_delivered_is_in_its_journal(sqlite_database: 
     """The journal has the prompt and every token that has come from the engine, and nothing after the end."""
     engine, tasks, reader = FakeEngine(text="one two three", holds_after=3), ServerTasks(), Reader()
     journal = UsageJournal(tmp_path / "alive")
-    job = make_job(engine, sqlite_database, journal=journal)
+    backlog = UsageBacklog(UsageMeter(sqlite_database), journal)
+    job = make_job(engine, sqlite_database, backlog=backlog)
     job.start(tasks)
     reading = asyncio.create_task(job.deliver(reader.take))
     await engine.held.wait()
@@ -165,6 +171,7 @@ async def test_what_a_dead_gateway_delivered_is_in_its_journal(sqlite_database: 
     engine.release.set()
     await reading
     await tasks.close()
+    await backlog.flush()
 
     ((left,),) = UsageJournal(tmp_path / "dead").recover()
     assert so_far.completion_tokens == 3

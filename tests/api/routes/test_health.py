@@ -81,6 +81,7 @@ async def test_metrics_count_sessions_by_status(gateway: Gateway, tenant: TestTe
 async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
     """Metrics have the engine's gauges under both names, and count requests and tokens by tenant."""
     await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=5))
+    await gateway.store_usage()
 
     text = (await gateway.admin.get("/metrics")).text
 
@@ -166,6 +167,7 @@ async def test_metrics_port(gateway: Gateway, tenant: TestTenant) -> None:
     app = create_metrics_app(gateway.resources)
     transport = httpx.ASGITransport(app=app)
     await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=5))
+    await gateway.store_usage()
 
     async with httpx.AsyncClient(transport=transport, base_url="http://metrics.test") as client:
         metrics = await client.get("/metrics")

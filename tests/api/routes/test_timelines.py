@@ -115,7 +115,7 @@ async def test_the_clients_id_is_repeated_and_never_billed(gateway: Gateway, ten
     assert {answer.headers["x-request-id"] for answer in answers} == {"order-17"}
     assert len({answer.headers["x-graftwork-request-id"] for answer in answers}) == 2
     assert len({answer.json()["id"] for answer in answers}) == 2
-    await gateway.resources.inference.accounting.backlog.flush()
+    await gateway.store_usage()
     assert (await tenant.usage())[0]["requests"] == 2
 
 

@@ -96,6 +96,7 @@ async def test_the_metrics_agree_with_the_ledger(gateway: Gateway) -> None:
     one request that no engine began."""
     tenant = await gateway.tenant()
     await send_all_kinds(gateway, tenant)
+    await gateway.store_usage()
 
     metrics = (await gateway.admin.get("/metrics")).text
 
@@ -160,6 +161,7 @@ async def test_sums_that_differ_are_found(gateway: Gateway) -> None:
     tenant, database = await gateway.tenant(), gateway.resources.server.database
     await UsageRollups(database, gateway.clock).roll_up()  # so that reports read the sums
     await tenant.client.post("/v1/chat/completions", json=chat())
+    await gateway.store_usage()
     async with database.write() as session:
         await session.execute(text("DELETE FROM usage_unrolled"))  # as if the roll-up had lost it
 
@@ -174,6 +176,7 @@ async def test_a_request_that_still_runs_is_pending(gateway: Gateway) -> None:
     """A young report without a row is no difference yet."""
     tenant = await gateway.tenant()
     await tenant.client.post("/v1/chat/completions", json=chat())
+    await gateway.store_usage()
     async with gateway.resources.server.database.write() as session:
         await session.execute(text("DELETE FROM usage_events"))
 

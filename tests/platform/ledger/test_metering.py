@@ -56,7 +56,10 @@ async def test_another_tenants_request_of_the_same_id_counts(meter: UsageMeter) 
     assert await meter.record(replace(EVENT, tenant_id=TenantId("ten_2")))
 
 
-async def test_a_row_that_comes_late_does_not_name_an_erased_adapter(database: Database, meter: UsageMeter) -> None:
+@pytest.mark.parametrize("in_groups", [False, True])
+async def test_a_row_that_comes_late_does_not_name_an_erased_adapter(
+    database: Database, meter: UsageMeter, in_groups: bool
+) -> None:
     """A gateway that was down while its tenant was erased stores what it had delivered, without the adapter's name."""
     clock = SystemClock()
     tenancy = Tenancy(database, b"pepper", clock)
@@ -64,11 +67,18 @@ async def test_a_row_that_comes_late_does_not_name_an_erased_adapter(database: D
     await tenancy.delete_tenant(tenant.id)
     await TenantErasure(database, clock, {"usage": meter.erase}).sweep()
 
-    for number, owner in enumerate((tenant, other)):
-        await meter.record(replace(EVENT, request_id=RequestId(f"req_{number}"), tenant_id=owner.id))
-    await meter.record(
-        replace(EVENT, request_id=RequestId("req_base"), tenant_id=tenant.id, model="base", adapter=None)
-    )
+    late = [
+        *(
+            replace(EVENT, request_id=RequestId(f"req_{number}"), tenant_id=owner.id)
+            for number, owner in enumerate((tenant, other))
+        ),
+        replace(EVENT, request_id=RequestId("req_base"), tenant_id=tenant.id, model="base", adapter=None),
+    ]
+    if in_groups:
+        await meter.record_all(late)
+    else:
+        for event in late:
+            await meter.record(event)
 
     async with database.read() as session:
         rows = await session.execute(select(UsageRow.request_id, UsageRow.model, UsageRow.adapter))

@@ -1,6 +1,7 @@
 """Tests of what owners of limits have used in a month, on both databases, against sums in Python."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -63,6 +64,26 @@ async def test_what_was_spent_is_the_sum_of_the_ledger(database: Database) -> No
     expected = sums(events)
     assert await meter.spent([*expected, "ten_other"], MONTH) == expected
     assert max(sum(spent.atoms.values()) for spent in expected.values()) > 2**63
+
+
+async def test_groups_of_requests_are_summed_like_single_ones(database: Database) -> None:
+    """Groups that share requests and owners, recorded at the same time by several gateways, add each request once, and
+    none waits for another for ever.
+    """
+    draw = random.Random(19)
+    events = [random_event(draw, number) for number in range(120)]
+    events += [replace(event, adapter=None) for event in (random_event(draw, number) for number in range(120, 180))]
+    groups = [draw.sample(events, draw.randint(1, 40)) for _ in range(24)]
+    gateways = [UsageMeter(database) for _ in range(3)]
+
+    new = await asyncio.gather(*(draw.choice(gateways).record_all(group) for group in groups))
+
+    recorded = {event.key: event for group in groups for event in group}
+    expected = sums(list(recorded.values()))
+    assert sorted(key for found in new for key in found) == sorted(recorded)
+    assert await gateways[0].spent([*expected, "ten_other"], MONTH) == expected
+    summaries = await gateways[0].summarise(None, 0, math.inf)
+    assert sum(summary.requests for summary in summaries) == len(recorded)
 
 
 async def test_old_months_are_dropped(database: Database) -> None:

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +20,7 @@ from graftwork.platform.ids import RequestId
 from graftwork.platform.ledger.backlog import UsageBacklog
 from graftwork.platform.ledger.journal import UsageJournal
 from graftwork.platform.ledger.meter import UsageMeter
-from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
+from graftwork.platform.ledger.usage import UsageEvent, UsageKey, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.prices.rates import Rates, from_atoms
 from graftwork.platform.prices.repository import add_price_list
@@ -176,10 +177,10 @@ class AwayMeter(UsageMeter):
 
     is_away = True
 
-    async def record(self, event: UsageEvent) -> bool:
+    async def record_all(self, events: Sequence[UsageEvent]) -> set[UsageKey]:
         if self.is_away:
             raise Unavailable("away")
-        return await super().record(event)
+        return await super().record_all(events)
 
 
 def test_counts_of_memory_and_tiers_survive(tmp_path: Path) -> None:
@@ -257,8 +258,9 @@ async def test_rows_that_wait_outlive_their_process(sqlite_database: Database, t
     entry = journal.begin(STARTED)
     entry.admit(100, 64)
     backlog = UsageBacklog(AwayMeter(sqlite_database), journal)
-    await backlog.record(EVENT, lambda: None, entry)
-    await backlog.record(replace(EVENT, request_id=RequestId("req_turn")), lambda: None)
+    backlog.record(EVENT, lambda: None, entry)
+    backlog.record(replace(EVENT, request_id=RequestId("req_turn")), lambda: None)
+    await backlog.flush()
     journal.close()  # as its process ends
 
     meter = UsageMeter(sqlite_database)

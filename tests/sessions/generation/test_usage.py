@@ -58,6 +58,7 @@ async def test_prompt_tokens_are_counted_by_the_tier_they_came_from(counted: Cou
     account = await counted.open()
 
     await account.close(USED, UsageOutcome.COMPLETED)
+    await counted.backlog.flush()
 
     for tier, count in {"device": 40.0, "host": 30.0, "disk": 20.0, "recomputed": 10.0}.items():
         assert f'graftwork_prompt_tokens_total{{tenant="ten_1",tier="{tier}"}} {count}' in counted.metrics()
@@ -68,9 +69,12 @@ async def test_a_request_is_recorded_and_counted_once(counted: CountedAccounting
     """A second record of the same request adds no usage row and no metric."""
     account = await counted.open()
 
-    await account.record(USED, UsageOutcome.FAILED)
-    await account.record(USED, UsageOutcome.FAILED)
+    account.record(USED, UsageOutcome.FAILED)
+    account.record(USED, UsageOutcome.FAILED)
     await account.settle(USED, UsageOutcome.FAILED)
+    await counted.backlog.flush()
+    account.record(USED, UsageOutcome.FAILED)
+    await counted.backlog.flush()
 
     assert await billed_tokens(counted.ledger, principal().tenant_id) == 107
     assert 'graftwork_requests_total{outcome="failed",tenant="ten_1"} 1.0' in counted.metrics()
@@ -155,10 +159,10 @@ async def test_usage_waits_for_the_database(unreliable: UnreliableDatabase) -> N
 
     await account.close(USED, UsageOutcome.COMPLETED)
     settled = counted.quotas.reservations[0].settled
-    still_waiting = [await counted.backlog.flush() for _ in range(3)]
+    still_waiting = [await counted.backlog.flush() for _ in range(4)]
 
     assert settled == 107
-    assert still_waiting == [1, 0, 0]
+    assert still_waiting == [1, 1, 0, 0]
     assert await billed_tokens(counted.ledger, principal().tenant_id) == 107
     assert 'graftwork_requests_total{outcome="completed",tenant="ten_1"} 1.0' in counted.metrics()
 
@@ -169,6 +173,7 @@ async def test_no_work_starts_while_usage_cannot_be_stored(unreliable: Unreliabl
     first = await counted.open()
     unreliable.refusals = 1
     await first.close(USED, UsageOutcome.COMPLETED)
+    await counted.backlog.flush()
 
     with pytest.raises(Unavailable):
         await counted.open()
