@@ -3,7 +3,6 @@
 Never has text or token ids.
 """
 
-from collections import Counter
 from typing import Any
 
 from graftwork.platform.tracing.request_trace import RequestTrace
@@ -36,9 +35,10 @@ def request_fields(trace: RequestTrace) -> dict[str, Any]:
 
 def _work(trace: RequestTrace) -> dict[str, Any]:
     """Returns the tokens of all answers, and the milliseconds of each stage."""
-    tokens: Counter[str] = Counter()
+    tokens: dict[str, int] = {}
     for generation in trace.generations:
-        tokens.update(generation.prompt_tokens_by_tier)
-        tokens["completion"] += generation.completion_tokens
+        for name, count in generation.prompt_tokens_by_tier.items():
+            tokens[name] = tokens.get(name, 0) + count
+        tokens["completion"] = tokens.get("completion", 0) + generation.completion_tokens
     stages = {stage.label: round((end_s - start_s) * 1000, 2) for stage, start_s, end_s in trace.stages()}
-    return {"tokens": dict(tokens), "stages_ms": stages}
+    return {"tokens": tokens, "stages_ms": stages}
