@@ -145,6 +145,9 @@ def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
     if fields.kv_budget is not None and fields.attention_window is not None:
         message = "sampling.kv_budget and sampling.attention_window are two ways to forget: send one of them."
         raise ValidationFailed(message, param="sampling.kv_budget")
+    if fields.attention_sinks is not None and fields.attention_window is None:
+        message = "sampling.attention_sinks has no effect without attention_window: send both, or neither."
+        raise ValidationFailed(message, param="sampling.attention_sinks")
     return fields
 
 

@@ -45,11 +45,13 @@ async def test_commands_of_a_session_bring_its_window(gateway: Gateway, tenant: 
 
 @pytest.mark.parametrize(("field", "value"), [("attention_window", 0), ("attention_sinks", 4)])
 async def test_a_wrong_window_is_refused_with_the_field(tenant: TestTenant, field: str, value: int) -> None:
-    """A window of nothing, and sinks without a window, get a 400 that names the field."""
+    """A window of nothing, and sinks without a window, are refused with the field: of a chat, and of a session."""
     answer = await tenant.client.post("/v1/chat/completions", json=chat() | {field: value})
+    session = await tenant.client.post("/v1/sessions", json={"model": "tiny", "sampling": {field: value}})
 
-    assert answer.status_code == 400
+    assert (answer.status_code, session.status_code) == (400, 422)
     assert answer.json()["error"]["param"] == field
+    assert session.json()["error"]["param"] == f"sampling.{field}"
 
 
 @pytest.mark.parametrize("sampling", [WINDOW, {}], ids=["with a window", "without"])
