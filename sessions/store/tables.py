@@ -22,6 +22,12 @@ _HAS_EVENTS = column("has_events", Boolean).is_(true())
 """The rows of a partial index: databases use it only for statements with exactly this condition."""
 
 
+def _of_beginners(name: str) -> Index:
+    """Returns the index by which the open sessions are found that a key or an end user has begun."""
+    is_known = column(name).is_not(None)
+    return Index(None, name, "status", postgresql_where=is_known, sqlite_where=is_known)
+
+
 class SessionRow(Base):
     __tablename__ = "sessions"
     __table_args__ = (
@@ -29,6 +35,8 @@ class SessionRow(Base):
         Index(None, "kind", "status"),
         Index(None, "status", "lease_expires_at"),
         Index(None, "ends_at"),
+        _of_beginners("key_id"),
+        _of_beginners("end_user_id"),
     )
 
     id: Mapped[str] = mapped_column(_Id, primary_key=True)
