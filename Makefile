@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 # One thread: two OpenMP threads on two busy cores can be a hundred times slower.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# With bytecode: tests start hundreds of processes, and each would compile all our modules again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help serve demo test test-slow test-clients test-browser test-gpu coverage check docs docs-images format proto lock demo-model evaluate bench-quick bench-peers clean
 

@@ -67,9 +67,12 @@ class Checkout:
         ]
 
     def environment(self) -> dict[str, str]:
-        """This process's, without settings of a real server, and with this checkout's package in front."""
+        """This process's, without settings of a real server, and with this checkout's package in front.
+
+        Bytecode is written, as an installation does: else each start would compile all modules of the checkout.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
-        return _ONE_THREAD | kept | {"PYTHONPATH": str(self.package.parent)}
+        return _ONE_THREAD | kept | {"PYTHONPATH": str(self.package.parent), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 class ServerFailed(Exception):

@@ -68,15 +68,14 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
 
 
 def confirms(cost: PrefillCost, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> bool:
-    """Returns whether one short prefill takes about as long as `cost` says. Runs the prefill twice: the first warms up.
+    """Returns whether one short prefill takes about as long as `cost` says.
 
-    Overwrites pages on the device.
+    Runs the prefill once more if the first one does not, which is slower than all others. Overwrites pages on the device.
     """
     num_tokens = _short_prefill(limits)
     plan = _prefill_of(num_tokens, 0, limits.page_tokens)
-    run(plan)
-    ratio = _seconds(run, plan) / cost.seconds(num_tokens, 0)
-    return 1 / _AGREES_WITHIN <= ratio <= _AGREES_WITHIN
+    expected = cost.seconds(num_tokens, 0)
+    return any(1 / _AGREES_WITHIN <= _seconds(run, plan) / expected <= _AGREES_WITHIN for _ in range(2))
 
 
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
