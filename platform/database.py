@@ -25,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from graftwork.platform.database_address import split_address
 from graftwork.platform.errors import InvalidRequest, Unavailable
-from graftwork.platform.sqlite import MustWait, SqliteReads, SqliteWrites, is_file, may_wait, prepare_sqlite
+from graftwork.platform.sqlite import MustWait, SqliteReads, SqliteThread, is_file, may_wait, prepare_sqlite
 
 __all__ = ["Base", "Database", "MustWait", "ReadSession", "WriteSession", "may_wait"]
 
@@ -80,7 +80,8 @@ class Database:
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         self._here = SqliteReads.of(self._url)
-        self._whole = SqliteWrites(self._url) if is_file(self._url) else None
+        self._whole = SqliteThread(self._url, writes=True) if is_file(self._url) else None
+        self._whole_reads = SqliteThread(self._url, writes=False) if is_file(self._url) else None
         # A ping, a BEGIN and a ROLLBACK around one statement take seven more round trips than the statement itself.
         self._few = None if self._is_sqlite else self._make_engine(False, isolation_level="AUTOCOMMIT", max_overflow=0)
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
@@ -118,6 +119,18 @@ class Database:
                     return await read(ReadSession(few))
         async with self.read() as session:
             return await read(session)
+
+    async def read_whole(self, work: Callable[[ReadSession], Awaitable[Value]]) -> Value:
+        """Returns what `work` finds in one transaction. `work` may await nothing but its session.
+
+        Is for what every turn reads: on a SQLite file, all of `work` runs on another thread, as that of `write_whole`
+        does. All else is as in a `read()` block.
+        """
+        if self._whole_reads is not None:
+            with suppress(MustWait), _database_errors():
+                return await self._whole_reads.run(work, self.session_info)
+        async with self.read() as session:
+            return await work(session)
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
@@ -162,8 +175,9 @@ class Database:
         """Closes all connections."""
         if self._here is not None:
             self._here.close()
-        if self._whole is not None:
-            self._whole.close()
+        for thread in (self._whole, self._whole_reads):
+            if thread is not None:
+                thread.close()
         if self._few is not None:
             await self._few.dispose()
         await self._engine.dispose()

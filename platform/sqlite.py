@@ -3,8 +3,8 @@
 A driver for asyncio sends each step of a statement to another thread and back: a millisecond, of which a tenth is the
 work. While other threads are busy, each of the steps waits for them. So the reads that each request makes before its
 first token, of a row or two by an index, run on the event loop's thread (`SqliteReads`). They never wait for a lock, and
-never read what may be large: the event loop stands still meanwhile. And the writes of each request run whole on one
-thread of their own (`SqliteWrites`).
+never read what may be large: the event loop stands still meanwhile. And the transactions of each request run whole on a
+thread of their own (`SqliteThread`): one for those that write, and one for those that read.
 Invariant: a connection that is thrown away in the middle of a transaction keeps no lock on the file.
 """
 
@@ -154,15 +154,16 @@ def _begin_nothing(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # a single statement needs no transaction
 
 
-class SqliteWrites:
-    """Runs whole transactions on one thread, over one connection to a SQLite file. All calls must come from one event
-    loop, one after another.
+class SqliteThread:
+    """Runs whole transactions on one thread, over one connection to a SQLite file. All calls must come from one event loop.
+    Only one transaction that writes may run at a time.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, writes: bool) -> None:
         """`url` is the address of the file with its async driver. Opens the connection at first use."""
         self._engine = create_engine(url.set(drivername="sqlite"), connect_args={"check_same_thread": False})
-        self._thread = ThreadPoolExecutor(1, "sqlite-writes")
+        self._thread = ThreadPoolExecutor(1, "sqlite-writes" if writes else "sqlite-reads")
+        begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
 
         @event.listens_for(self._engine, "connect")
         def on_connect(connection: Any, _record: Any) -> None:
@@ -173,7 +174,7 @@ class SqliteWrites:
 
         @event.listens_for(self._engine, "begin")
         def on_begin(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            connection.exec_driver_sql(begin)
 
     async def run(self, work: Callable[[Any], Awaitable[Value]], info: Mapping[str, Any] | None = None) -> Value:
         """Calls `work` with a session, commits, and returns the result. `work` may await nothing but its session.

@@ -3,7 +3,7 @@
 Never commits: the caller that opened the session does. What requests read is in `request_rows.py`.
 """
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, bindparam, delete, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from graftwork.platform.database import ReadSession, WriteSession
@@ -11,6 +11,14 @@ from graftwork.platform.ids import EndUserId, KeyId, OrganisationId, TenantId
 from graftwork.platform.quotas.limits import Level, OwnerLimits
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tables import OwnerQuotaRow, QuotaRow, TenantRow
+
+_HELD_BY_ORGANISATION = (
+    select(OwnerQuotaRow)
+    .join(TenantRow, TenantRow.organisation_id == OwnerQuotaRow.owner_id)
+    .where(TenantRow.id == bindparam("of_tenant"), OwnerQuotaRow.level == str(Level.ORGANISATION))
+    .with_for_update(of=OwnerQuotaRow)
+)
+"""The limits of a tenant's organisation. The statement is built once, for every new session runs it."""
 
 
 async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota:
@@ -47,13 +55,7 @@ async def hold_organisation_quota(session: WriteSession, tenant_id: TenantId) ->
 
     Locks the limits until the transaction ends, so that no two tenants of the organisation pass them together.
     """
-    statement = (
-        select(OwnerQuotaRow)
-        .join(TenantRow, TenantRow.organisation_id == OwnerQuotaRow.owner_id)
-        .where(TenantRow.id == tenant_id, OwnerQuotaRow.level == str(Level.ORGANISATION))
-        .with_for_update(of=OwnerQuotaRow)
-    )
-    row = await session.scalar(statement)
+    row = await session.scalar(_HELD_BY_ORGANISATION, {"of_tenant": tenant_id})
     return None if row is None else (OrganisationId(row.owner_id), _quota(row))
 
 

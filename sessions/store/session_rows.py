@@ -26,6 +26,15 @@ from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionKin
 from graftwork.sessions.store.deletion_rows import is_over
 from graftwork.sessions.store.tables import SessionRow, ToolCallRow
 
+_SESSIONS = cast("Table", SessionRow.__table__)
+_INSERT_SESSION = insert(_SESSIONS)
+_OF_SESSION = (SessionRow.id == bindparam("of_id"), SessionRow.tenant_id == bindparam("of_tenant"))
+_FIND_SESSION = select(SessionRow).where(*_OF_SESSION)
+_FIND_AND_LOCK_SESSION = _FIND_SESSION.with_for_update()
+_FIND_STATUS_OF_TENANT = (
+    select(TenantRow.status).where(TenantRow.id == bindparam("of_id")).with_for_update(read=True, key_share=True)
+)
+
 
 async def insert_session(database: WriteSession, session: AgentSession) -> None:
     """Stores a new session, without its tool calls."""
@@ -41,7 +50,7 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
         **_changing_columns(session),
     }
     sealer = await row_sealer(database, session.tenant_id)
-    await database.execute(insert(SessionRow).values(**sealer.sealed(SessionRow, row)))
+    await database.execute(_INSERT_SESSION, dict(sealer.sealed(SessionRow, row)))
 
 
 async def update_session(database: WriteSession, session: AgentSession) -> None:
@@ -55,10 +64,7 @@ async def update_session(database: WriteSession, session: AgentSession) -> None:
 @cache
 def _updating(names: tuple[str, ...]) -> Update:
     """Returns the statement that changes these columns of a session. It is built once, for every turn runs it twice."""
-    of_session = (SessionRow.id == bindparam("of_id"), SessionRow.tenant_id == bindparam("of_tenant"))
-    return (
-        update(cast("Table", SessionRow.__table__)).where(*of_session).values({name: bindparam(name) for name in names})
-    )
+    return update(_SESSIONS).where(*_OF_SESSION).values({name: bindparam(name) for name in names})
 
 
 async def find_session(
@@ -123,8 +129,7 @@ async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
 
 async def is_deleted_tenant(database: WriteSession, scope: TenantScope) -> bool:
     """Returns whether the tenant was deleted. If not, it cannot be deleted before the transaction ends."""
-    statement = select(TenantRow.status).where(TenantRow.id == scope).with_for_update(read=True, key_share=True)
-    return await database.scalar(statement) == TenantStatus.DELETED
+    return await database.scalar(_FIND_STATUS_OF_TENANT, {"of_id": scope}) == TenantStatus.DELETED
 
 
 async def count_open_sessions(database: ReadSession, owner: LimitOwner, now: float) -> int:
@@ -276,8 +281,8 @@ def _changing_columns(session: AgentSession) -> dict[str, Any]:
 
 
 async def _find_row(database: ReadSession, scope: TenantScope, session_id: str, lock: bool) -> SessionRow | None:
-    statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
-    return await database.scalar(statement.with_for_update() if lock else statement)
+    statement = _FIND_AND_LOCK_SESSION if lock else _FIND_SESSION
+    return await database.scalar(statement, {"of_id": session_id, "of_tenant": scope})
 
 
 def _session_from_row(row: SessionRow, ledger: Sequence[LedgerCall], opener: RowOpener) -> AgentSession:

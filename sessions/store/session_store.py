@@ -9,6 +9,7 @@ turn that was planned with an older epoch is refused.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
@@ -116,8 +117,8 @@ class SessionStore:
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Reads a session. Raises NotFound if no session has this id, or if its time to live has passed."""
-        async with self._database.read() as database:
-            return self._checked(await session_rows.find_session(database, scope, session_id), session_id)
+        found = await self._database.read_whole(partial(session_rows.find_session, scope=scope, session_id=session_id))
+        return self._checked(found, session_id)
 
     async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
         """Reads one page of a tenant's sessions. Includes closed sessions whose time to live has not passed."""

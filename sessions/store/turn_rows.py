@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import CTE, ColumnElement, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy import CTE, ColumnElement, Insert, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.contents.rows import RowOpener, row_opener, row_sealer
-from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.database import Base, ReadSession, WriteSession
 from graftwork.platform.encryption.repository import plain_characters
 from graftwork.platform.ids import CheckpointId, ItemId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
@@ -26,6 +26,15 @@ from graftwork.sessions.core.transcript import Checkpoint, pack_token_ids, unpac
 from graftwork.sessions.store.tables import CheckpointRow, EventRow, HiddenItemRow, ItemRow, TurnRow
 
 _ID_AND_BODY = (ItemRow.id, ItemRow.body)
+
+
+def _table(row: type[Base]) -> Table:
+    return cast("Table", row.__table__)
+
+
+# Statements that every turn runs are built once, and over tables: SQLAlchemy takes several times as long to make one.
+_INSERT_TURN, _INSERT_CHECKPOINT, _INSERT_ITEMS = (insert(_table(row)) for row in (TurnRow, CheckpointRow, ItemRow))
+_FIND_TURN = select(TurnRow).where(TurnRow.id == bindparam("of_id"), TurnRow.tenant_id == bindparam("of_tenant"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
         **_changing_columns(turn),
     }
     sealer = await row_sealer(database, scope)
-    await database.execute(insert(TurnRow).values(**sealer.sealed(TurnRow, row)))
+    await database.execute(_INSERT_TURN, dict(sealer.sealed(TurnRow, row)))
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
@@ -68,12 +77,12 @@ async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 def _updating(names: tuple[str, ...]) -> Update:
     """Returns the statement that changes these columns of a turn. It is built once, for every turn runs it."""
     of_turn = (TurnRow.id == bindparam("of_id"), TurnRow.tenant_id == bindparam("of_tenant"))
-    return update(cast("Table", TurnRow.__table__)).where(*of_turn).values({name: bindparam(name) for name in names})
+    return update(_table(TurnRow)).where(*of_turn).values({name: bindparam(name) for name in names})
 
 
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:
     """Finds one turn, without its output. Returns None if the turn does not exist."""
-    row = await database.scalar(select(TurnRow).where(TurnRow.id == turn_id, TurnRow.tenant_id == scope))
+    row = await database.scalar(_FIND_TURN, {"of_id": turn_id, "of_tenant": scope})
     return None if row is None else turn_from_row(row, await row_opener(database, scope))
 
 
@@ -95,8 +104,13 @@ async def insert_events(database: WriteSession, events: Iterable[tuple[TenantSco
             "at": at,
         }
         rows.append((await row_sealer(database, scope)).sealed(EventRow, row))
-    insert_or_skip = sqlite.insert if database.get_bind().dialect.name == "sqlite" else postgresql.insert
-    await database.execute(insert_or_skip(EventRow).on_conflict_do_nothing(), rows)
+    await database.execute(_adding_events(database.get_bind().dialect.name), rows)
+
+
+@cache
+def _adding_events(dialect: str) -> Insert:
+    """Returns the statement that adds events, unless they are stored."""
+    return (sqlite.insert if dialect == "sqlite" else postgresql.insert)(_table(EventRow)).on_conflict_do_nothing()
 
 
 async def list_events(
@@ -189,7 +203,7 @@ async def insert_checkpoint(
         "opening": checkpoint.opening,
         "created_at": checkpoint.created_at,
     }
-    await database.execute(insert(CheckpointRow).values(**sealer.sealed(CheckpointRow, row)))
+    await database.execute(_INSERT_CHECKPOINT, dict(sealer.sealed(CheckpointRow, row)))
     first = checkpoint.num_items - len(items)
     if not items:
         return
@@ -204,7 +218,7 @@ async def insert_checkpoint(
         }
         for index, item in enumerate(items)
     ]
-    await database.execute(insert(ItemRow), [sealer.sealed(ItemRow, row) for row in rows])
+    await database.execute(_INSERT_ITEMS, [sealer.sealed(ItemRow, row) for row in rows])
 
 
 async def hide_items(database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock
-from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import Conflict
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
 from graftwork.platform.ledger.repository import add_usage
@@ -73,14 +73,18 @@ class TurnStore:
         """
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
-        async with self._database.read() as database:
-            chain = await turn_rows.find_chain(database, scope, session.head_id)
+        head_id = session.head_id
+
+        async def work(database: ReadSession) -> Transcript:
+            chain = await turn_rows.find_chain(database, scope, head_id)
             head = chain[-1]
             if head.opening in (None, opening.digest):
-                head_items = await turn_rows.find_items(database, scope, session.head_id)
+                head_items = await turn_rows.find_items(database, scope, head_id)
                 return Transcript(join_chain(chain), head, head_items, head.opening)
-            all_items = await turn_rows.find_all_items(database, scope, session.head_id)
-        return Transcript((), head, all_items, opening.digest, must_encode_all=True)
+            all_items = await turn_rows.find_all_items(database, scope, head_id)
+            return Transcript((), head, all_items, opening.digest, must_encode_all=True)
+
+        return await self._database.read_whole(work)
 
     async def whole_transcript(self, scope: TenantScope, session: AgentSession, opening: str) -> Transcript:
         """Reads the items of a session's whole history, to be encoded again.
@@ -241,8 +245,9 @@ class TurnStore:
         """Ends a turn as failed, because the process that ran it has stopped.
 
         In the same transaction, stores the usage row for the tokens that the stored events had delivered, unless the turn
-        answers a line of a batch, which is then answered anew and costs nothing until it is. Does nothing
-        if the turn has already ended, or if another process still has a valid lease for it.
+        answers a line of a batch, which is then answered anew and costs nothing until it is. If the events had delivered
+        nothing, the row has no tokens: an engine may have begun. Does nothing if the turn has already ended, or if another
+        process still has a valid lease for it.
         """
         error = interrupted_error()
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
@@ -256,23 +261,27 @@ class TurnStore:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             assert turn is not None
             delivered = await turn_rows.find_delivered(database, scope, turn)
-            if delivered is not None and turn.key_id is not None and turn.batch_id is None:
+            if turn.key_id is not None and turn.batch_id is None:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
-                row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now())
+                row = _usage_row(session, turn, turn.key_id, delivered or _NOTHING, self._clock.now())
                 row = replace(row, organisation_id=await organisation_of(database, session.tenant_id)).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
-                used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))
-                outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
+                if delivered is not None:
+                    used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))
+                    outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 
     async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
         """Finds a turn, with the items of its answer. Returns None if the turn does not exist."""
-        async with self._database.read() as database:
+
+        async def work(database: ReadSession) -> Turn | None:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             if turn is None or turn.checkpoint_id is None:
                 return turn
             items = await turn_rows.find_items(database, scope, turn.checkpoint_id)
-        return replace(turn, output=items[len(turn.input) :])
+            return replace(turn, output=items[len(turn.input) :])
+
+        return await self._database.read_whole(work)
 
     async def list_events(
         self, scope: TenantScope, session_id: SessionId, after: int, limit: int
@@ -309,9 +318,12 @@ class TurnStore:
         return events
 
 
+_TIERS = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens")
+_NOTHING = Delivered(dict.fromkeys(("cached_tokens", *_TIERS), 0), 0)
+
+
 def _usage_of(delivered: Delivered) -> Mapping[str, Any]:
-    tiers = (delivered.cache[tier] for tier in ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens"))
-    return usage_body(CacheReport(*tiers), delivered.answer_tokens, DraftReport())
+    return usage_body(CacheReport(*(delivered.cache[tier] for tier in _TIERS)), delivered.answer_tokens, DraftReport())
 
 
 def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Delivered, now: float) -> UsageEvent:

@@ -362,6 +362,10 @@ class UnreliableDatabase(Database):
         async with super().read() as session:
             yield session
 
+    async def read_whole(self, work: Callable[[ReadSession], Awaitable[Value]]) -> Value:
+        async with self.read() as session:
+            return await work(session)
+
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
         if self.refusals:

@@ -125,12 +125,17 @@ async def test_what_a_gateway_delivered_before_it_died_is_billed_once(database: 
     assert [(one.requests, one.completion_tokens) for one in summary] == [(1, delivered)]
 
 
-async def test_a_turn_that_delivered_nothing_has_no_row(database: Database) -> None:
-    """A turn whose gateway died while the prompt was in the queue costs nothing and has no usage row."""
+async def test_a_turn_that_delivered_nothing_costs_nothing(database: Database) -> None:
+    """A turn whose gateway died before it stored an event has a row without tokens: its engine may have begun."""
     process, me = SessionProcess(database), new_principal()
-    session = await process.session(me)
-    await process.service.reader.store.begin(me, session, TurnId(new_id("turn")), ())
+    session, turn_id = await process.session(me), TurnId(new_id("turn"))
+    await process.service.reader.store.begin(me, session, turn_id, ())
 
     await process.restarted().service.recover()
 
-    assert await rows_of(database, me) == []
+    (row,) = await rows_of(database, me)
+    assert (row.request_id, row.outcome, row.session_id) == (turn_id, UsageOutcome.INTERRUPTED, session.session_id)
+    assert (row.prompt_tokens, row.completion_tokens, row.kv_byte_seconds, row.cost_atoms) == (0, 0, 0, 0)
+    turn = await process.service.reader.store.find_turn(me.scope(), turn_id)
+    assert turn is not None
+    assert (turn.status, turn.usage) == (TurnStatus.FAILED, None)
