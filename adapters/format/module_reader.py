@@ -48,6 +48,7 @@ class ModuleReader:
     def check_place(self, place: Place, entry: TensorEntry) -> None:
         """Checks that the model has the module and the layer that the tensor's name contains. Raises ValidationFailed."""
         if place.layer is None:
+            self._check_beside(place, entry)
             return
         name = place.in_layer
         shapes, is_routed_part = self._description.target_shapes, place.parent == ROUTED
@@ -63,6 +64,14 @@ class ModuleReader:
         if not is_routed_part and name not in self._modules_of(place.layer):
             others = "experts" if place.parent == "mlp" else ", ".join(self._modules_of(place.layer))
             refuse(entry, f"layer {place.layer} has {others} in place of this module.")
+
+    def _check_beside(self, place: Place, entry: TensorEntry) -> None:
+        """Checks that the model has a module outside the layers."""
+        modules = self._description.modules
+        beside = () if modules is None else modules.beside
+        if place.target not in (EMBEDDING, HEAD, *beside):
+            others = ", ".join([EMBEDDING, HEAD, *beside])
+            refuse(entry, f"the model has no module '{place.target}' for it; outside its layers it has {others}.")
 
     def changes_nothing(self, place: Place) -> bool:
         """Returns whether a tensor would change keys or values of a layer that reads those of another one.

@@ -23,6 +23,7 @@ from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.lora.expert_factors import SingleFactors, joined_pair, stacked_pair
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
+from graftwork.engine.model.projections import MODEL_LAYER
 from graftwork.platform.errors import NotFound, Unavailable, ValidationFailed
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -68,7 +69,11 @@ class ArtifactAdapterSource:
         saved = {part.target: build.tensor(part.matrix) for part in spec.saved}
         return AdapterWeights(
             digest,
-            {(layer, target): pair for (layer, target), pair in pairs.items() if layer is not None},
+            {
+                (MODEL_LAYER if layer is None else layer, target): pair
+                for (layer, target), pair in pairs.items()
+                if layer is not None or target not in (EMBEDDING, HEAD)
+            },
             biases={(part.layer, part.target): build.tensor(part.bias) for part in spec.biases},
             embedding=pairs.get((None, EMBEDDING)),
             head=pairs.get((None, HEAD)),

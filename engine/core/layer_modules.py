@@ -23,6 +23,8 @@ class LayerModules:
     """The layers that have this part, ascending."""
     further: tuple[str, ...] = ()
     """The linear layers that each layer has besides, such as "laurel.linear_left". The last word is the LoRA target."""
+    beside: tuple[str, ...] = ()
+    """The linear layers of the model beside its decoder layers and its output head, such as "altup_projections.0"."""
     query_layers: tuple[int, ...] = ()
     """The layers with queries alone, ascending: they read the keys and values of earlier layers."""
     mlp_widths: tuple[int, ...] = ()

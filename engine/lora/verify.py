@@ -25,7 +25,7 @@ from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
-from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, stored_width
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, place_of, stored_inputs, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 _ROW_COUNTS = {"cpu": (5,), "cuda": (5, 80)}
@@ -142,13 +142,14 @@ class _Probe:
             missing = stored_width(target, y.shape[1]) - y.shape[1]
             plain.append(functional.pad(y, (0, missing)))
             expected.append(functional.pad(adapted, (0, missing)))
+        x = functional.pad(x, (0, stored_inputs(group.targets[0], in_features) - in_features))
         before = torch.cat(plain, dim=1).to(self._dtype)
         after = before.clone()
         if layer == HEAD_LAYER:
             step.change_logits(after, x)
         else:
             step.add_deltas(after, x, layer, group.name)
-        _compare(_place(layer, group), before, after, torch.cat(expected, dim=1)[1:], self._dtype)
+        _compare(place_of(layer, ", ".join(group.targets)), before, after, torch.cat(expected, dim=1)[1:], self._dtype)
 
     def _probe_experts(
         self, step: StepLora, num_rows: int, key: tuple[int, str], pair: ExpertPair, generator: torch.Generator
@@ -243,10 +244,6 @@ def _products(
         norms: torch.Tensor = torch.linalg.vector_norm(merged, dim=1)
         merged = merged * (pair.magnitude[rows].to(x.device).float() / norms)[:, None]
     return plain, x @ merged.t()
-
-
-def _place(layer: int, group: ProjectionGroup) -> str:
-    return "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {', '.join(group.targets)}"
 
 
 def _compare(

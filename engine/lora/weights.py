@@ -57,7 +57,7 @@ class AdapterWeights:
 
     digest: str
     pairs: dict[tuple[int, str], LoraPair]
-    """The factors by (layer index, target). A module that is absent is not changed."""
+    """The factors by (layer index, target), beside the layers by MODEL_LAYER. A module that is absent is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     """Trained biases [out_features], by (layer index, target). Each replaces a bias of the base model."""
     embedding: LoraPair | None = None

@@ -175,7 +175,10 @@ _GEMMA3N = ModelVariant(
         norm_offset=0.0,
         has_value_norm=True,
         modules=LayerModules(
-            further=("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection")
+            further=(
+                *("altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs"),
+                *("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection"),
+            )
         ),
     ),
     window_rule=WindowRule.BY_PATTERN,

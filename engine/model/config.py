@@ -163,8 +163,8 @@ class ModelConfig:
         if found is None:
             return None
         recurrent = () if self.recurrence is None else self.recurrence.layers
-        widths = self.intermediate_sizes
-        return replace(found, recurrent_layers=recurrent, query_layers=self.query_layers, mlp_widths=widths)
+        of_layers = replace(found, query_layers=self.query_layers, mlp_widths=self.intermediate_sizes)
+        return replace(of_layers, recurrent_layers=recurrent, beside=tuple(self.model_shapes))
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
@@ -177,7 +177,7 @@ class ModelConfig:
         if self.recurrence is not None:
             found |= self.recurrence.target_shapes(self.hidden_size)
         if self.streams is not None:
-            found |= self.streams.target_shapes(self.hidden_size)
+            found |= self.streams.target_shapes(self.hidden_size) | self.model_shapes
         if self.experts is None or len(self.experts.shapes.layers) < self.num_layers:
             found |= self._dense_shapes(self.intermediate_size)
         return found if self.experts is None else found | self.experts.target_shapes
@@ -192,6 +192,11 @@ class ModelConfig:
         widths += [shapes.intermediate_size] if self.experts.clamped is None else []
         widths += [] if shared is None else [shared.intermediate_size]
         return tuple(dict.fromkeys(widths))
+
+    @property
+    def model_shapes(self) -> dict[str, tuple[int, int]]:
+        """Those of `target_shapes` that are beside the decoder layers, such as "altup_projections.0"."""
+        return {} if self.streams is None else self.streams.model_shapes(self.hidden_size, self.num_layers)
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, int]]:
         """Returns those of `target_shapes` that one layer has."""

@@ -217,6 +217,31 @@ def test_a_language_model_is_served_out_of_one_that_sees_and_hears(
         Family(folder, {}).engine()
 
 
+@pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
+def test_each_layer_that_mixes_streams_may_have_an_adapter_of_its_own(tmp_path: Path, use_dora: bool) -> None:
+    """In one batch, an adapter of one of these layers alone has peft's logits, which are not those of the model."""
+    targets = (
+        *("modality_router", "prediction_coefs", "correction_coefs", "altup_projections.1"),
+        *("altup_unembed_projections.0", "per_layer_model_projection"),
+    )
+    options = {target: {"r": 3, "use_dora": use_dora, "target_modules": [target]} for target in targets}
+    family, prompt = make_family(FAMILIES["gemma3n-wide"], tmp_path, targets, options), random_prompt(Random(8), 14)
+    driver = family.engine(max_running=len(targets) + 1)
+    driver.warm(*targets)
+    recorder, asked = recorded(driver), dict[RequestId, Any]()
+
+    for use in (None, *targets):
+        driver.submit(prompt, adapter=use, max_tokens=3, ignore_eos=True)
+        asked[[*driver.outcomes][-1]] = (prompt, use)
+    driver.finish()
+
+    assert len(recorder.rows) == 3 * len(asked)
+    check_rows(recorder, driver, family, asked)
+    first = {asked[piece.request_id][1]: row for piece, row in recorder.rows if piece.end == len(prompt)}
+    plain = first.pop(None)
+    assert all((row - plain).abs().max() > 1e-2 for row in first.values())
+
+
 def test_an_adapter_of_keys_that_a_layer_reads_from_another_has_no_effect_there(tmp_path: Path) -> None:
     """Older versions of transformers gave such layers projections that they never called. An adapter that has factors for
     them has the logits that it has without them, which are peft's."""
