@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graftwork.adapters.format.safetensors_file import TensorEntry
 
-EMBEDDING, HEAD = "embed_tokens", "lm_head"
+EMBEDDING, INPUT_EMBEDDING, HEAD = "embed_tokens", "embed_tokens_per_layer", "lm_head"
 JOINED_EXPERTS = ("experts_gate_up", "experts_down")
 SINGLE_EXPERTS = ("experts_gate", "experts_up", "experts_down")
 """The projections of experts, as files hold their LoRA: of all experts together, or of each expert alone."""
@@ -22,7 +22,7 @@ TARGETS = (
     *("in_proj", "out_proj"),
     *("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection"),
     *("modality_router", "prediction_coefs", "correction_coefs"),
-    *("altup_projections", "altup_unembed_projections", "per_layer_model_projection"),
+    *("altup_projections", "altup_unembed_projections", "per_layer_model_projection", INPUT_EMBEDDING),
 )
 """The names of the modules that an adapter can change (targets). Lists and hashes keep this order. A name may have a number
 behind it, as in `altup_projections.0`.

@@ -9,7 +9,7 @@ Owns the list of a base model's module names. Never reads a tensor: `module_read
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, INPUT_EMBEDDING
 from graftwork.adapters.format.expert_names import routed_targets
 from graftwork.adapters.format.expert_reader import JOINED_PARAMETERS
 from graftwork.adapters.format.lora_config import LoraConfig, ModulePattern
@@ -36,9 +36,7 @@ _OTHERS_WITH_STREAMS = (
     ),
 )
 """Those of layers with several residual streams."""
-_AROUND_STREAMS = (
-    *("altup_projections", "altup_unembed_projections", "per_layer_projection_norm", "embed_tokens_per_layer"),
-)
+_AROUND_STREAMS = ("altup_projections", "altup_unembed_projections", "per_layer_projection_norm")
 _PREFIXES = ("model.", "", "model.language_model.")
 """What names begin with in a model with an output head, in one that was trained without it, and in one that also sees."""
 _OTHERS = ("layers", "norm", "rotary_emb")
@@ -82,6 +80,8 @@ def _target_names(description: EngineDescription) -> Iterator[str]:
     shapes, experts, modules = description.target_shapes, description.experts, description.modules
     for prefix in _PREFIXES:
         yield from (f"{prefix}{name}" for name in (EMBEDDING, *(() if modules is None else modules.beside)))
+        if modules is not None and modules.input_table is not None:
+            yield f"{prefix}{INPUT_EMBEDDING}"
         for layer in range(description.num_layers):
             yield from (f"{prefix}layers.{layer}.{module}" for module in modules_of(description, layer))
             if experts is not None and layer in experts.layers:

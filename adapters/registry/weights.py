@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, JOINED_EXPERTS, AdapterSpec, ExpertSpec, ModuleSpec
+from graftwork.adapters.format.adapter_spec import (
+    EMBEDDING,
+    HEAD,
+    INPUT_EMBEDDING,
+    JOINED_EXPERTS,
+    AdapterSpec,
+    ExpertSpec,
+    ModuleSpec,
+)
 from graftwork.adapters.format.identity import digest_behind, digest_prefix
 from graftwork.adapters.format.layout import most_tensors, read_layout
 from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, header_of
@@ -72,10 +80,11 @@ class ArtifactAdapterSource:
             {
                 (MODEL_LAYER if layer is None else layer, target): pair
                 for (layer, target), pair in pairs.items()
-                if layer is not None or target not in (EMBEDDING, HEAD)
+                if layer is not None or target not in (EMBEDDING, INPUT_EMBEDDING, HEAD)
             },
             biases={(part.layer, part.target): build.tensor(part.bias) for part in spec.biases},
             embedding=pairs.get((None, EMBEDDING)),
+            input_embedding=pairs.get((None, INPUT_EMBEDDING)),
             head=pairs.get((None, HEAD)),
             saved_embedding=saved.get(EMBEDDING),
             saved_head=saved.get(HEAD),

@@ -75,6 +75,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
         _cast(weights.saved_embedding, dtype),
         _cast(weights.saved_head, dtype),
         {key: _expert_delta(pair, dtype) for key, pair in sorted(weights.experts.items())},
+        None if weights.input_embedding is None else _embedding(weights.input_embedding, dtype),
     )
     _check_finite(adapter, dtype)
     return adapter
@@ -247,8 +248,9 @@ def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
     for (layer, group), experts in adapter.experts.items():
         if not (_is_finite(experts.A) and _is_finite(experts.B)):
             raise _overflow(f"layer {layer}, {group}", dtype)
-    if adapter.embedding is not None and not (_is_finite(adapter.embedding.A) and _is_finite(adapter.embedding.B)):
-        raise _overflow("embed_tokens", dtype)
+    for name, table in (("embed_tokens", adapter.embedding), ("embed_tokens_per_layer", adapter.input_embedding)):
+        if table is not None and not (_is_finite(table.A) and _is_finite(table.B)):
+            raise _overflow(name, dtype)
     for tensor in (adapter.saved_embedding, adapter.saved_head):
         if tensor is not None and not _is_finite(tensor):
             raise _overflow("modules_to_save", dtype)

@@ -93,6 +93,23 @@ def _on(stream: torch.cuda.Stream | None) -> Generator[None]:
         stream.synchronize()
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What an adapter changes in an embedding: it adds low-rank factors, or brings a whole one, or both."""
+
+    name: str
+    pair: LoraPair | None
+    saved: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The pair (vocabulary, features)."""
+        if self.pair is not None:
+            return self.pair.A.shape[1], self.pair.B.shape[0]
+        assert self.saved is not None, "the adapter changes the embedding"
+        return self.saved.shape[0], self.saved.shape[1]
+
+
 class _Probe:
     """The test of one adapter."""
 
@@ -123,7 +140,7 @@ class _Probe:
                 self._probe_group(step, num_rows, layer, group, generator)
             for (layer, group_name), pair in self._weights.experts.items():
                 self._probe_experts(step, num_rows, (layer, group_name), pair, generator)
-            self._probe_embedding(step, num_rows)
+            self._probe_embeddings(step, num_rows)
 
     def _step(self, num_rows: int) -> StepLora:
         """Returns a step of this many rows, of which all but the first use the adapter, and all are sampled."""
@@ -170,23 +187,30 @@ class _Probe:
             expected[expert] += B @ (scales * (A @ x[expert + 1].float()))
         _compare(f"layer {key[0]}, {key[1]}", before, after, expected, self._dtype)
 
-    def _probe_embedding(self, step: StepLora, num_rows: int) -> None:
-        """Tests what the adapter changes in the embeddings of a few tokens.
+    def _probe_embeddings(self, step: StepLora, num_rows: int) -> None:
+        """Tests what the adapter changes in the embeddings of a few tokens, and in the inputs of layers."""
+        weights = self._weights
+        for pair, saved, change, name in (
+            (weights.embedding, weights.saved_embedding, step.change_embedding, "embed_tokens"),
+            (weights.input_embedding, None, step.change_inputs, "embed_tokens_per_layer"),
+        ):
+            if pair is not None or saved is not None:
+                self._probe_table(_Table(name, pair, saved), change, num_rows)
 
-        The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them.
-        """
-        pair, saved = self._weights.embedding, self._weights.saved_embedding
-        if pair is None and saved is None:
-            return
-        vocab_size, hidden_size = self._base.shape(HEAD_LAYER, "lm_head")
+    def _probe_table(
+        self, table: "_Table", change: Callable[[torch.Tensor, torch.Tensor], None], num_rows: int
+    ) -> None:
+        """The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them."""
+        pair, saved = table.pair, table.saved
+        vocab_size, hidden_size = table.shape
         token_ids = torch.arange(num_rows) * vocab_size // num_rows
         before = torch.ones(num_rows, hidden_size, dtype=self._dtype, device=self._device)
         expected = torch.ones(num_rows - 1, hidden_size) if saved is None else saved[token_ids[1:]].float()
         if pair is not None:
             expected = expected + pair.scale * (pair.A.t()[token_ids[1:]].float() @ pair.B.float().t())
         after = before.clone()
-        step.change_embedding(after, token_ids.to(self._device))
-        _compare("embed_tokens", before, after, expected.to(self._device), self._dtype)
+        change(after, token_ids.to(self._device))
+        _compare(table.name, before, after, expected.to(self._device), self._dtype)
 
 
 def _probe_saved_head(weights: AdapterWeights, adapter: ResidentAdapter, dtype: torch.dtype) -> None:

@@ -62,6 +62,8 @@ class AdapterWeights:
     """Trained biases [out_features], by (layer index, target). Each replaces a bias of the base model."""
     embedding: LoraPair | None = None
     """LoRA on embed_tokens. A tied output head keeps the base model's weights, as in PEFT."""
+    input_embedding: LoraPair | None = None
+    """LoRA on embed_tokens_per_layer, the table that gives each layer an input of its own."""
     head: LoraPair | None = None
     """LoRA on lm_head."""
     saved_embedding: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
@@ -82,7 +84,8 @@ class AdapterWeights:
         return sum(tensor.nbytes for tensor in tensors)
 
     def _all_pairs(self) -> list[LoraPair]:
-        return [*self.pairs.values(), *(pair for pair in (self.embedding, self.head) if pair is not None)]
+        others = (self.embedding, self.input_embedding, self.head)
+        return [*self.pairs.values(), *(pair for pair in others if pair is not None)]
 
 
 class AdapterSource(Protocol):

@@ -142,6 +142,10 @@ class StreamsSpec:
             "per_layer_projection": (hidden_size, self.input_width),
         }
 
+    def table_shape(self, num_layers: int) -> tuple[int, int]:
+        """The shape [input_vocab, features] of the second table: the inputs of all layers, one after another."""
+        return self.input_vocab_size, num_layers * self.input_width
+
     def model_shapes(self, hidden_size: int, num_layers: int) -> dict[str, tuple[int, int]]:
         """The pair (out_features, in_features) of each linear layer beside the decoder layers, by its name in the model."""
         others, square = range(self.count - 1), (hidden_size, hidden_size)

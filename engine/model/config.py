@@ -164,7 +164,8 @@ class ModelConfig:
             return None
         recurrent = () if self.recurrence is None else self.recurrence.layers
         of_layers = replace(found, query_layers=self.query_layers, mlp_widths=self.intermediate_sizes)
-        return replace(of_layers, recurrent_layers=recurrent, beside=tuple(self.model_shapes))
+        table = None if self.streams is None else self.streams.table_shape(self.num_layers)
+        return replace(of_layers, recurrent_layers=recurrent, beside=tuple(self.model_shapes), input_table=table)
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:

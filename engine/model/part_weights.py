@@ -175,11 +175,10 @@ def read_stream_weights(tensors: ModelTensors) -> StreamWeights:
     assert config.streams is not None, "the model has several residual streams"
     spec, others = config.streams, range(config.streams.count - 1)
     linears = {name: tensors.linear(f"model.{name}", shape) for name, shape in config.model_shapes.items()}
-    table_shape = spec.input_vocab_size, config.num_layers * spec.input_width
     return StreamWeights(
         projections=tuple(linears[f"altup_projections.{number}"] for number in others),
         unembed_projections=tuple(linears[f"altup_unembed_projections.{number}"] for number in others),
-        input_embedding=tensors.read("model.embed_tokens_per_layer.weight", *table_shape),
+        input_embedding=tensors.read("model.embed_tokens_per_layer.weight", *spec.table_shape(config.num_layers)),
         input_projection=linears["per_layer_model_projection"],
         input_norm=tensors.norm("model.per_layer_projection_norm", spec.input_width),
     )

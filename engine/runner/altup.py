@@ -59,7 +59,9 @@ class AltUpResiduals:
         """Returns the inputs of all layers: [layers, num_tokens, input_width]."""
         spec, weights = self._spec, self._weights
         known = token_ids.masked_fill(token_ids >= spec.input_vocab_size, 0)
-        looked_up = functional.embedding(known, weights.input_embedding) * self._table_scale
+        looked_up = functional.embedding(known, weights.input_embedding)
+        lora.change_inputs(looked_up, known)
+        looked_up *= self._table_scale
         projected = _projected(weights.input_projection, hidden, lora, MODEL_LAYER, "per_layer_model_projection")
         projected = projected * self._projection_scale  # [num_tokens, layers * input_width]
         normed = self._rows.norm(projected.view(-1, spec.input_width), weights.input_norm)

@@ -63,7 +63,9 @@ SHARING = replace(
     | DENSE
     | STREAMS
     | BESIDE,
-    modules=LayerModules(further=FURTHER, beside=(*BESIDE,), query_layers=(2,), mlp_widths=(INNER, 24, INNER)),
+    modules=LayerModules(
+        further=FURTHER, beside=(*BESIDE,), input_table=(50, 30), query_layers=(2,), mlp_widths=(INNER, 24, INNER)
+    ),
 )
 """Layers with further modules and MLPs of their own widths, the last of which reads the keys of another."""
 
@@ -174,6 +176,32 @@ def test_modules_beside_the_layers_are_read(prefix: str) -> None:
 
     assert [(module.layer, module.target) for module in spec.modules] == [(None, name) for name in BESIDE]
     assert spec.target_modules == (*BESIDE,)
+
+
+def test_the_table_of_inputs_may_have_lora() -> None:
+    """embed_tokens_per_layer is an embedding of its own size; DoRA on it is refused, and so is any LoRA in a model without
+    it."""
+    random, module = np.random.default_rng(3), "base_model.model.model.embed_tokens_per_layer"
+    tensors = {
+        f"{module}.lora_embedding_A": random.standard_normal((RANK, 50)).astype(np.float32),
+        f"{module}.lora_embedding_B": random.standard_normal((30, RANK)).astype(np.float32),
+    }
+
+    spec = parse(tensors, ["embed_tokens_per_layer"], SHARING)
+
+    assert [(one.layer, one.target, one.A.shape) for one in spec.modules] == [
+        (None, "embed_tokens_per_layer", (RANK, 50))
+    ]
+    with pytest.raises(ValidationFailed, match="use_dora: not served on embed_tokens_per_layer"):
+        parse(tensors, ["embed_tokens_per_layer"], SHARING, use_dora=True)
+    with pytest.raises(ValidationFailed, match="no module 'embed_tokens_per_layer'"):
+        parse(tensors, ["q_proj"], DESCRIPTION)
+    with pytest.raises(ValidationFailed, match=r"\[4, 50\].*\[4, 51\]"):
+        parse(
+            tensors,
+            ["embed_tokens_per_layer"],
+            replace(SHARING, modules=replace(SHARING.modules, input_table=(51, 30))),
+        )
 
 
 def test_a_module_beside_the_layers_is_in_none_of_them() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the kernels extra is not installed")
 from graftwork.engine.build.graphs import GraphBuild
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from tests.engine.engine_driver import EngineDriver
-from tests.engine.families import ALTERNATING, FAMILIES, GEMMA3N, make_family
+from tests.engine.families import ALTERNATING, GEMMA3N, KINDS, make_family
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import engine_of
 from tests.engine.random_models import make_base
@@ -96,12 +96,13 @@ def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap
 
 
 def test_kernels_apply_adapters_to_all_linear_layers_of_several_streams(tmp_path: Path) -> None:
-    """In one batch LoRA, DoRA and biases of lora_B on all linear layers, and none, have peft's logits by the kernels: also
-    on queries without keys, on a layer's own input, on what mixes streams and beside the layers."""
+    """In one batch LoRA, DoRA and biases of lora_B on all linear layers, LoRA on the table of inputs, and none, have peft's
+    logits by the kernels: also on queries without keys, on what mixes streams and beside the layers."""
     torch.set_num_threads(1)
-    kinds = ("lora", "dora", "lora-bias")
-    family = make_family(FAMILIES["gemma3n"], tmp_path, kinds)
-    driver = family.engine(lora_kernels="triton", max_lora_rank=16, max_running=4)
+    kinds = ("lora", "dora", "lora-bias", "inputs")
+    options = KINDS | {"inputs": {"r": 3, "target_modules": ["embed_tokens_per_layer", "altup_projections.0"]}}
+    family = make_family(STREAMS, tmp_path, kinds, options)
+    driver = family.engine(lora_kernels="triton", max_lora_rank=16, max_running=5)
     driver.warm(*kinds)
     before, asked = driver.loop.stats().lora_kernel_rows, dict[Any, Any]()
     recorder = recorded(driver)
@@ -112,6 +113,6 @@ def test_kernels_apply_adapters_to_all_linear_layers_of_several_streams(tmp_path
         asked[[*driver.outcomes][-1]] = (prompt, use)
     driver.finish()
 
-    assert len(recorder.rows) == 8
+    assert len(recorder.rows) == 10
     check_rows(recorder, driver, family, asked)
-    assert driver.loop.stats().lora_kernel_rows - before == 5 + 6 + 7 + 3
+    assert driver.loop.stats().lora_kernel_rows - before == 5 + 6 + 7 + 8 + 4
