@@ -124,6 +124,11 @@ class ModelVariant:
     unused: tuple[str, ...] = ()
     """Further settings that transformers does not read for this architecture."""
 
+    @property
+    def inner_prefix(self) -> str | None:
+        """What the names of modules begin with in place of "model."; None if they begin with it."""
+        return None if self.wrapper is None else self.wrapper.prefix
+
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",

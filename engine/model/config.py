@@ -274,6 +274,7 @@ def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
     }
     kinds, widths = read_kinds(raw, variant.window_rule), read_mlp_widths(raw, variant)
     experts = read_experts(raw, variant.experts)
+    is_mxfp4 = experts is not None and experts.is_mxfp4
     config = ModelConfig(
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
@@ -298,7 +299,7 @@ def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
         experts=experts,
         recurrence=recurrence,
         draft_layers=next((whole(raw, name, 0) for name in variant.draft_layers_settings if raw.get(name)), 0),
-        quantization=None if experts is not None and experts.is_mxfp4 else read_quantization(found),
+        quantization=None if is_mxfp4 else read_quantization(found, variant.inner_prefix),
         streams=read_streams(raw, has_streams=variant.has_streams),
         kv_sources=read_kv_sources(raw, kinds, variant.kv_sharing_setting),
         sparsity=read_sparsity(raw, variant.sparsity_setting),

@@ -86,6 +86,16 @@ def read_plain(reader: TensorSource, module: str, shape: tuple[int, int]) -> tor
     return weight if isinstance(weight, torch.Tensor) else weight.dense(torch.float32)
 
 
+def read_as_stored(
+    reader: TensorSource, quantization: Quantization | None, module: str, shape: tuple[int, int]
+) -> LinearWeight:
+    """Reads the weight of a linear layer that libraries may leave plain in a quantised checkpoint without saying so."""
+    is_rounded = quantization is None or quantization.is_rounded
+    if is_rounded or any(f"{module}.{part}" in reader for part in QUANTIZED_PARTS):
+        return reader.linear(module, shape)
+    return reader.read(f"{module}.weight", shape)
+
+
 def skip_zero_bias(reader: TensorSource, module: str, size: int) -> None:
     """Reads a bias that the model has none of, which some libraries write as zeros for quantised layers.
 

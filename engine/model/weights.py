@@ -37,7 +37,14 @@ from graftwork.engine.model.projections import (
     stored_inputs,
     stored_width,
 )
-from graftwork.engine.model.weight_reader import TensorSource, WeightReader, loading_threads, read_plain, skip_zero_bias
+from graftwork.engine.model.weight_reader import (
+    TensorSource,
+    WeightReader,
+    loading_threads,
+    read_as_stored,
+    read_plain,
+    skip_zero_bias,
+)
 from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
@@ -311,7 +318,7 @@ class _TensorReader:
         return torch.cat(rows)
 
     def linear(self, module: str, shape: tuple[int, int]) -> AnyLinear:
-        weight = placed(self.reader.linear(module, shape), self.device, self.dtype)
+        weight = placed(read_as_stored(self.reader, self.config.quantization, module, shape), self.device, self.dtype)
         if self.config.quantization is not None:
             skip_zero_bias(self.reader, module, shape[0])
         return joined_linear([weight], None, self.dtype, self.step_kinds)

@@ -368,7 +368,7 @@ def test_the_served_context_chooses_the_factors_of_longrope(tmp_path: Path) -> N
         (WRAPPED_GEMMA3N | {"text_config": GEMMA3N | {"model_type": "gemma3_text"}}, "text_config.model_type"),
         (WRAPPED_GEMMA3N | {"text_config": GEMMA3N | {"router": 8}}, "router 8"),
         (WRAPPED_GEMMA3N | {"smell_config": {"nose": 1}}, "smell_config"),
-        (WRAPPED_GEMMA3N | {"quantization_config": {"quant_method": "gptq"}}, "quantized weights of gemma3n"),
+        (WRAPPED_GEMMA3N | {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not served"),
         (COHERE2 | {"use_qk_norm": True}, "use_qk_norm True"),
         (SMOLLM3 | {"no_rope_layers": [1, 1]}, "no_rope_layers"),
     ],
