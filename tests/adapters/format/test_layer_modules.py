@@ -196,12 +196,9 @@ def test_the_table_of_inputs_may_have_lora() -> None:
         parse(tensors, ["embed_tokens_per_layer"], SHARING, use_dora=True)
     with pytest.raises(ValidationFailed, match="no module 'embed_tokens_per_layer'"):
         parse(tensors, ["q_proj"], DESCRIPTION)
+    larger = replace(SHARING, modules=LayerModules(further=FURTHER, input_table=(51, 30)))
     with pytest.raises(ValidationFailed, match=r"\[4, 50\].*\[4, 51\]"):
-        parse(
-            tensors,
-            ["embed_tokens_per_layer"],
-            replace(SHARING, modules=replace(SHARING.modules, input_table=(51, 30))),
-        )
+        parse(tensors, ["embed_tokens_per_layer"], larger)
 
 
 def test_a_module_beside_the_layers_is_in_none_of_them() -> None:

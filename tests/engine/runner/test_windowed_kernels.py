@@ -100,7 +100,8 @@ def test_kernels_apply_adapters_to_all_linear_layers_of_several_streams(tmp_path
     logits by the kernels: also on queries without keys, on what mixes streams and beside the layers."""
     torch.set_num_threads(1)
     kinds = ("lora", "dora", "lora-bias", "inputs")
-    options = KINDS | {"inputs": {"r": 3, "target_modules": ["embed_tokens_per_layer", "altup_projections.0"]}}
+    inputs = {"r": 3, "target_modules": ["embed_tokens_per_layer", "altup_projections.0"]}
+    options: dict[str, dict[str, Any]] = {**KINDS, "inputs": inputs}
     family = make_family(STREAMS, tmp_path, kinds, options)
     driver = family.engine(lora_kernels="triton", max_lora_rank=16, max_running=5)
     driver.warm(*kinds)
