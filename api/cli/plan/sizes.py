@@ -101,7 +101,11 @@ class ModelSizes:
         if quantization is None:
             return self.parameters * self.item_bytes
         quantised = sum(self._quantised_products(layer, quantization) for layer in range(self.model.num_layers))
-        quantised += self._stream_products
+        quantised += sum(
+            out * width
+            for name, (out, width) in self.model.model_shapes.items()
+            if not quantization.excludes(f"model.{name}")
+        )
         plain = (self.parameters - quantised) * self.item_bytes
         return plain + int(quantised * quantization.bits_per_weight / 8)
 
