@@ -12,8 +12,12 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import torch
+from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedTokenizerFast
@@ -147,6 +151,18 @@ def show(found: Sequence[Figures]) -> None:
     Console(width=100).print(table)
 
 
+def record_of(found: Sequence[Figures], num_cases: int) -> dict[str, Any]:
+    """Returns what is kept of a run: the machine, the versions and the figures."""
+    return {
+        "benchmark": "quantised_answers",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": describe_machine(),
+        "versions": {"torch": torch.__version__},
+        "cases": num_cases,
+        "forms": [asdict(one) for one in found],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=60, help="cases of each job")
@@ -157,7 +173,7 @@ def main() -> None:
         found = measure(options.forms.split(","), options.cases, Path(folder))
     show(found)
     if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+        options.json.write_text(json.dumps(record_of(found, options.cases), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graftwork.adapters.format.safetensors_file import TensorEntry
 
-EMBEDDING, HEAD = "embed_tokens", "lm_head"
+EMBEDDING, INPUT_EMBEDDING, HEAD = "embed_tokens", "embed_tokens_per_layer", "lm_head"
 JOINED_EXPERTS = ("experts_gate_up", "experts_down")
 SINGLE_EXPERTS = ("experts_gate", "experts_up", "experts_down")
 """The projections of experts, as files hold their LoRA: of all experts together, or of each expert alone."""
@@ -21,8 +21,18 @@ TARGETS = (
     *("experts_gate_up", "experts_gate", "experts_up", "experts_down"),
     *("in_proj", "out_proj"),
     *("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection"),
+    *("modality_router", "prediction_coefs", "correction_coefs"),
+    *("altup_projections", "altup_unembed_projections", "per_layer_model_projection", INPUT_EMBEDDING),
 )
-"""The names of the modules that an adapter can change (targets). Lists and hashes keep this order."""
+"""The names of the modules that an adapter can change (targets). Lists and hashes keep this order. A name may have a number
+behind it, as in `altup_projections.0`.
+"""
+
+
+def target_order(target: str) -> tuple[int, int]:
+    """Returns the place of a target in the order of `TARGETS`, as the key of a sort."""
+    name, _, number = target.partition(".")
+    return TARGETS.index(name), int(number or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +44,8 @@ class ModuleSpec:
     """
 
     layer: int | None
-    """The index of the layer, from 0; None for the embedding (embed_tokens) and the output head (lm_head), which are
-    outside the layers.
+    """The index of the layer, from 0; None for a module outside the layers, such as the embedding (embed_tokens) and the
+    output head (lm_head).
     """
     target: str
     rank: int
@@ -114,7 +124,7 @@ class AdapterSpec:
         """
         changed = {module.target for module in self.modules} | {part.target for part in self.biases}
         changed |= {part.target for part in self.saved} | {part.target for part in self.experts}
-        return tuple(target for target in TARGETS if target in changed)
+        return tuple(sorted(changed, key=target_order))
 
     @property
     def entries(self) -> Iterator[TensorEntry]:

@@ -10,7 +10,7 @@ Source: peft/tuners/lora/layer.py, ParamWrapper (PEFT 0.21).
 
 from collections.abc import Iterable, Iterator
 
-from graftwork.adapters.format.adapter_spec import JOINED_EXPERTS, SINGLE_EXPERTS, TARGETS, ExpertSpec
+from graftwork.adapters.format.adapter_spec import JOINED_EXPERTS, SINGLE_EXPERTS, ExpertSpec, target_order
 from graftwork.adapters.format.expert_names import ExpertPlace, find_expert_place
 from graftwork.adapters.format.lora_config import LoraConfig
 from graftwork.adapters.format.module_reader import check_shape, refuse
@@ -52,7 +52,7 @@ def read_experts(
     assert shapes is not None
     _refuse_unserved(config)
     found = list(_Reader(shapes, config, pairs).specs())
-    return tuple(sorted(found, key=lambda part: (part.layer, TARGETS.index(part.target), part.expert or 0))), rest
+    return tuple(sorted(found, key=lambda part: (part.layer, target_order(part.target), part.expert or 0))), rest
 
 
 def _check_place(place: ExpertPlace, entry: TensorEntry, description: EngineDescription) -> None:

@@ -9,7 +9,7 @@ padded, and none is skipped that would change an answer.
 from collections.abc import Iterable
 from typing import NoReturn, TypeVar
 
-from graftwork.adapters.format.adapter_spec import TARGETS, AdapterSpec, BiasSpec, ModuleSpec
+from graftwork.adapters.format.adapter_spec import AdapterSpec, BiasSpec, ModuleSpec, target_order
 from graftwork.adapters.format.expert_names import find_routed_place
 from graftwork.adapters.format.expert_reader import TENSORS_OF_EXPERT, read_experts
 from graftwork.adapters.format.lora_config import LoraConfig, read_lora_config
@@ -65,7 +65,7 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
         lora_config.r,
         _in_order(modules),
         _in_order(biases),
-        tuple(sorted(saved, key=lambda part: TARGETS.index(part.target))),
+        tuple(sorted(saved, key=lambda part: target_order(part.target))),
         experts,
     )
 
@@ -117,7 +117,7 @@ def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
 
 def _in_order(parts: list[InLayer]) -> tuple[InLayer, ...]:
     """Sorts parts of an adapter by layer. Parts outside the layers come last."""
-    return tuple(sorted(parts, key=lambda part: (part.layer is None, part.layer or 0, TARGETS.index(part.target))))
+    return tuple(sorted(parts, key=lambda part: (part.layer is None, part.layer or 0, target_order(part.target))))
 
 
 def _refuse_name(entry: TensorEntry) -> NoReturn:

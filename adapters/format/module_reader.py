@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NoReturn
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, BiasSpec, ModuleSpec, SavedSpec
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, INPUT_EMBEDDING, BiasSpec, ModuleSpec, SavedSpec
 from graftwork.adapters.format.lora_config import LoraConfig
 from graftwork.adapters.format.module_names import Modules, all_modules, modules_of, reads_others, shape_of
 from graftwork.adapters.format.safetensors_file import TensorEntry
@@ -48,6 +48,7 @@ class ModuleReader:
     def check_place(self, place: Place, entry: TensorEntry) -> None:
         """Checks that the model has the module and the layer that the tensor's name contains. Raises ValidationFailed."""
         if place.layer is None:
+            self._check_beside(place, entry)
             return
         name = place.in_layer
         shapes, is_routed_part = self._description.target_shapes, place.parent == ROUTED
@@ -63,6 +64,15 @@ class ModuleReader:
         if not is_routed_part and name not in self._modules_of(place.layer):
             others = "experts" if place.parent == "mlp" else ", ".join(self._modules_of(place.layer))
             refuse(entry, f"layer {place.layer} has {others} in place of this module.")
+
+    def _check_beside(self, place: Place, entry: TensorEntry) -> None:
+        """Checks that the model has a module outside the layers."""
+        modules = self._description.modules
+        beside = () if modules is None else modules.beside
+        beside += () if modules is None or modules.input_table is None else (INPUT_EMBEDDING,)
+        if place.target not in (EMBEDDING, HEAD, *beside):
+            others = ", ".join([EMBEDDING, HEAD, *beside])
+            refuse(entry, f"the model has no module '{place.target}' for it; outside its layers it has {others}.")
 
     def changes_nothing(self, place: Place) -> bool:
         """Returns whether a tensor would change keys or values of a layer that reads those of another one.
@@ -158,8 +168,11 @@ class ModuleReader:
     def _shape(self, place: Place) -> tuple[int, int]:
         """Returns (out_features, in_features) of the module in the model."""
         vocab_size, hidden_size = self._description.vocab_size, self._description.hidden_size
+        modules = self._description.modules
         if place.target == EMBEDDING:
             return hidden_size, vocab_size
+        if place.target == INPUT_EMBEDDING and modules is not None and modules.input_table is not None:
+            return modules.input_table[1], modules.input_table[0]
         if place.target == HEAD:
             return vocab_size, hidden_size
         shapes = [shape_of(self._description, place.layer, part) for part in self._targets(place)]
@@ -174,8 +187,9 @@ class ModuleReader:
         It must be in the file if the config's `field` says so, and must be absent otherwise.
         """
         entry = found.entries.get(part)
-        if found.place.target == EMBEDDING and is_configured:
-            message = f"config.{field}: not served on {EMBEDDING}, which the adapter changes as well."
+        target = found.place.target
+        if target in (EMBEDDING, INPUT_EMBEDDING) and is_configured:
+            message = f"config.{field}: not served on {target}, which the adapter changes as well."
             raise ValidationFailed(message, param=f"config.{field}", code="unsupported_feature")
         if entry is None and is_configured:
             refuse(found.entries[Part.B], f"the config's {field} asks for a {part} beside it, which is missing.")

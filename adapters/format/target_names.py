@@ -9,7 +9,7 @@ Owns the list of a base model's module names. Never reads a tensor: `module_read
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, INPUT_EMBEDDING
 from graftwork.adapters.format.expert_names import routed_targets
 from graftwork.adapters.format.expert_reader import JOINED_PARAMETERS
 from graftwork.adapters.format.lora_config import LoraConfig, ModulePattern
@@ -25,14 +25,18 @@ _OTHERS_IN_LAYERS = (
     *("post_self_attn_layernorm", "post_mlp_layernorm", "resid_attn_dropout", "resid_mlp_dropout"),
 )
 _OTHERS_WITH_STREAMS = (
-    *("altup", "altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs", "altup.router_norm"),
-    *("laurel", "laurel.post_laurel_norm", "post_per_layer_input_norm", "act_fn", "self_attn.v_norm"),
+    *(
+        "altup",
+        "altup.router_norm",
+        "laurel",
+        "laurel.post_laurel_norm",
+        "post_per_layer_input_norm",
+        "act_fn",
+        "self_attn.v_norm",
+    ),
 )
 """Those of layers with several residual streams."""
-_AROUND_STREAMS = (
-    *("altup_projections", "altup_unembed_projections", "per_layer_model_projection", "per_layer_projection_norm"),
-    "embed_tokens_per_layer",
-)
+_AROUND_STREAMS = ("altup_projections", "altup_unembed_projections", "per_layer_projection_norm")
 _PREFIXES = ("model.", "", "model.language_model.")
 """What names begin with in a model with an output head, in one that was trained without it, and in one that also sees."""
 _OTHERS = ("layers", "norm", "rotary_emb")
@@ -73,9 +77,11 @@ def _target_names(description: EngineDescription) -> Iterator[str]:
 
     Yields each name with each of `_PREFIXES`.
     """
-    shapes, experts = description.target_shapes, description.experts
+    shapes, experts, modules = description.target_shapes, description.experts, description.modules
     for prefix in _PREFIXES:
-        yield f"{prefix}{EMBEDDING}"
+        yield from (f"{prefix}{name}" for name in (EMBEDDING, *(() if modules is None else modules.beside)))
+        if modules is not None and modules.input_table is not None:
+            yield f"{prefix}{INPUT_EMBEDDING}"
         for layer in range(description.num_layers):
             yield from (f"{prefix}layers.{layer}.{module}" for module in modules_of(description, layer))
             if experts is not None and layer in experts.layers:

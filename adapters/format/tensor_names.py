@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
+from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, INPUT_EMBEDDING
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Maps a fused module to its targets. The targets share one matrix A.
@@ -68,14 +68,20 @@ _OF_EMBEDDING = {
     "lora_embedding_B.default": Part.B,
 }
 _PARTS_OF_LAYER = _OF_LINEAR | _OF_BIASED
-_PARTS_OF_REST = {EMBEDDING: _OF_EMBEDDING | _OF_SAVED, HEAD: _OF_LINEAR | _OF_SAVED}
+_PARTS_OF_REST = {
+    EMBEDDING: _OF_EMBEDDING | _OF_SAVED,
+    INPUT_EMBEDDING: _OF_EMBEDDING,
+    HEAD: _OF_LINEAR | _OF_SAVED,
+}
 
 _NAME = re.compile(
     r"(?:base_model\.model\.)?"
     r"(?P<module>(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?layers"
-    r"\.(?P<layer>0|[1-9][0-9]{0,3})\.(?:(?P<parent>self_attn|mlp|mamba|shared_mlp|laurel)\.(?P<target>[a-z_]{1,32})"
+    r"\.(?P<layer>0|[1-9][0-9]{0,3})\.(?:(?P<parent>self_attn|mlp|mamba|shared_mlp|laurel|altup)\.(?P<target>[a-z_]{1,32})"
     r"|(?P<alone>per_layer_input_gate|per_layer_projection))"
-    r"|(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?(?P<embedding>embed_tokens)"
+    r"|(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)?"
+    r"(?:(?P<embedding>embed_tokens(?:_per_layer)?)"
+    r"|(?P<beside>altup_(?:unembed_)?projections\.(?:0|[1-9][0-9]{0,2})|per_layer_model_projection))"
     r"|(?:language_model\.)?(?P<head>lm_head))"
     r"\.(?P<part>[A-Za-z_.]{1,64})"
 )
@@ -104,6 +110,9 @@ def find_place(name: str) -> Place | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
+    if match["beside"] is not None:
+        part = _OF_LINEAR.get(match["part"])
+        return None if part is None else Place(match["module"], None, None, match["beside"], part)
     if match["layer"] is None:
         target = match["embedding"] or match["head"]
         part = _PARTS_OF_REST[target].get(match["part"])

@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD, JOINED_EXPERTS, AdapterSpec, ExpertSpec, ModuleSpec
+from graftwork.adapters.format.adapter_spec import (
+    EMBEDDING,
+    HEAD,
+    INPUT_EMBEDDING,
+    JOINED_EXPERTS,
+    AdapterSpec,
+    ExpertSpec,
+    ModuleSpec,
+)
 from graftwork.adapters.format.identity import digest_behind, digest_prefix
 from graftwork.adapters.format.layout import most_tensors, read_layout
 from graftwork.adapters.format.safetensors_file import FORMATS, TensorEntry, header_of
@@ -23,6 +31,7 @@ from graftwork.engine.core.expert_shapes import ExpertShapes
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.lora.expert_factors import SingleFactors, joined_pair, stacked_pair
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
+from graftwork.engine.model.projections import MODEL_LAYER
 from graftwork.platform.errors import NotFound, Unavailable, ValidationFailed
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -68,9 +77,14 @@ class ArtifactAdapterSource:
         saved = {part.target: build.tensor(part.matrix) for part in spec.saved}
         return AdapterWeights(
             digest,
-            {(layer, target): pair for (layer, target), pair in pairs.items() if layer is not None},
+            {
+                (MODEL_LAYER if layer is None else layer, target): pair
+                for (layer, target), pair in pairs.items()
+                if layer is not None or target not in (EMBEDDING, INPUT_EMBEDDING, HEAD)
+            },
             biases={(part.layer, part.target): build.tensor(part.bias) for part in spec.biases},
             embedding=pairs.get((None, EMBEDDING)),
+            input_embedding=pairs.get((None, INPUT_EMBEDDING)),
             head=pairs.get((None, HEAD)),
             saved_embedding=saved.get(EMBEDDING),
             saved_head=saved.get(HEAD),

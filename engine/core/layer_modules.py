@@ -23,6 +23,10 @@ class LayerModules:
     """The layers that have this part, ascending."""
     further: tuple[str, ...] = ()
     """The linear layers that each layer has besides, such as "laurel.linear_left". The last word is the LoRA target."""
+    beside: tuple[str, ...] = ()
+    """The linear layers of the model beside its decoder layers and its output head, such as "altup_projections.0"."""
+    input_table: tuple[int, int] | None = None
+    """The shape [vocabulary, features] of the table that gives each layer an input of its own; None if there is none."""
     query_layers: tuple[int, ...] = ()
     """The layers with queries alone, ascending: they read the keys and values of earlier layers."""
     mlp_widths: tuple[int, ...] = ()

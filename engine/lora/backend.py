@@ -59,6 +59,13 @@ class StepLora(Protocol):
         """
         ...
 
+    def change_inputs(self, inputs: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Adds LoRA deltas to what the base model's second table has for the tokens: the inputs of all layers. In place.
+
+        inputs: [num_rows, layers * input_width], token_ids: [num_rows], of that table.
+        """
+        ...
+
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
         """Changes the base model's logits, in place, as each token's adapter says.
 

@@ -6,7 +6,7 @@ thread, never in the engine loop.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,7 +23,7 @@ from graftwork.engine.lora.resident_adapter import (
     pages_of_ranks,
 )
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
-from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, stored_width
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, place_of, stored_inputs, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 Module = tuple[torch.Tensor, torch.Tensor | None]
@@ -75,6 +75,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
         _cast(weights.saved_embedding, dtype),
         _cast(weights.saved_head, dtype),
         {key: _expert_delta(pair, dtype) for key, pair in sorted(weights.experts.items())},
+        None if weights.input_embedding is None else _embedding(weights.input_embedding, dtype),
     )
     _check_finite(adapter, dtype)
     return adapter
@@ -107,7 +108,7 @@ def _group(
     ]
     pairs = [pair for pair, _ in changes if pair is not None]
     return GroupDelta(
-        A=_stacked_factors(pairs, shapes[0][1], dtype),
+        A=_stacked_factors(pairs, stored_inputs(group.targets[0], shapes[0][1]), dtype),
         scales=_scales(pairs, dtype),
         slices=tuple(_slices(widths, changes, columns, dtype)),
         column_scale=_joined([None if each is None else each.scale for each in columns], widths, 1.0),
@@ -177,7 +178,12 @@ def _joined(parts: Sequence[torch.Tensor | None], widths: Sequence[int], otherwi
 
 
 def _stacked_factors(pairs: Sequence[LoraPair], in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns A of all slices: [sum of ranks in pages, in_features]. Rows of zeros fill the pages."""
+    """Returns A of all slices: [sum of ranks in pages, in_features]. Rows of zeros fill the pages, and columns of zeros a
+    narrow layer's inputs.
+    """
+    missing = in_features - pairs[0].A.shape[1] if pairs else 0
+    if missing:
+        pairs = [replace(pair, A=functional.pad(pair.A, (0, missing))) for pair in pairs]
     scales = {pair.scale if _is_exact(pair.scale, dtype) else 1.0 for pair in pairs}
     if len(scales) == 1 and all(pair.rank % RANK_PAGE == 0 for pair in pairs):  # as most are: in two operations
         (scale,) = scales
@@ -238,13 +244,13 @@ def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
     for (layer, group), delta in adapter.deltas.items():
         tensors = [delta.A, *(part.B for part in delta.slices), delta.column_scale, delta.column_shift]
         if not all(_is_finite(tensor) for tensor in tensors if tensor is not None):
-            where = "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {group}"
-            raise _overflow(where, dtype)
+            raise _overflow(place_of(layer, HEAD.targets[0] if layer == HEAD_LAYER else group), dtype)
     for (layer, group), experts in adapter.experts.items():
         if not (_is_finite(experts.A) and _is_finite(experts.B)):
             raise _overflow(f"layer {layer}, {group}", dtype)
-    if adapter.embedding is not None and not (_is_finite(adapter.embedding.A) and _is_finite(adapter.embedding.B)):
-        raise _overflow("embed_tokens", dtype)
+    for name, table in (("embed_tokens", adapter.embedding), ("embed_tokens_per_layer", adapter.input_embedding)):
+        if table is not None and not (_is_finite(table.A) and _is_finite(table.B)):
+            raise _overflow(name, dtype)
     for tensor in (adapter.saved_embedding, adapter.saved_head):
         if tensor is not None and not _is_finite(tensor):
             raise _overflow("modules_to_save", dtype)

@@ -152,6 +152,8 @@ class ResidentAdapter:
     """
     experts: ExpertDeltas = field(default_factory=dict)
     """The changes of experts. They are low-rank factors alone."""
+    input_embedding: EmbeddingDelta | None = None
+    """The change of the table that gives each layer an input of its own."""
 
     @property
     def num_bytes(self) -> int:
@@ -164,8 +166,9 @@ class ResidentAdapter:
 
     @property
     def changes_vocabulary(self) -> bool:
-        """Whether the adapter changes the embedding or the output head."""
-        parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
+        """Whether the adapter changes an embedding or the output head."""
+        embeddings = (self.embedding, self.input_embedding, self.saved_embedding)
+        parts = (*embeddings, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
 
     def over(self, buffer: torch.Tensor) -> "ResidentAdapter":
@@ -192,6 +195,7 @@ class ResidentAdapter:
             deltas={key: delta.mapped(change) for key, delta in self.deltas.items()},
             experts={key: delta.mapped(change) for key, delta in self.experts.items()},
             embedding=None if self.embedding is None else self.embedding.mapped(change),
+            input_embedding=None if self.input_embedding is None else self.input_embedding.mapped(change),
             saved_embedding=_changed(self.saved_embedding, change),
             saved_head=_changed(self.saved_head, change),
         )
@@ -225,19 +229,22 @@ def scattered(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
     experts: ExpertDeltas | None = None,
+    input_embedding: EmbeddingDelta | None = None,
 ) -> ResidentAdapter:
     """Returns an adapter whose tensors are not in one buffer. See `compacted` for the arguments."""
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
     widths += [delta.num_ranks for delta in (experts or {}).values()]
     more = (embedding, saved_embedding, saved_head)
+    is_low_rank = all(part is None for part in (*more, input_embedding))
     return ResidentAdapter(
         digest,
         torch.empty(0, dtype=torch.uint8),
         deltas,
         *more,
         max_ranks=max(widths, default=0),
-        is_low_rank=all(part is None for part in more) and all(delta.is_low_rank for delta in deltas.values()),
+        is_low_rank=is_low_rank and all(delta.is_low_rank for delta in deltas.values()),
         experts=experts or {},
+        input_embedding=input_embedding,
     )
 
 
@@ -248,13 +255,14 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
     experts: ExpertDeltas | None = None,
+    input_embedding: EmbeddingDelta | None = None,
 ) -> ResidentAdapter:
     """Builds an adapter from separate tensors: copies them into one new buffer of CPU memory.
 
     The keys of `deltas` are pairs (layer, name of the group of projections). `saved_embedding` and `saved_head` replace
     the base model's embedding and output head; None replaces nothing.
     """
-    loose = scattered(digest, deltas, embedding, saved_embedding, saved_head, experts)
+    loose = scattered(digest, deltas, embedding, saved_embedding, saved_head, experts, input_embedding)
     buffer = torch.zeros(_starts(loose)[-1], dtype=torch.uint8)
     arranged = arranged_in(loose, buffer)
     copies = iter(_tensors(loose))

@@ -23,7 +23,7 @@ from torch.nn import functional
 from graftwork.engine.experts.routes import HostRows
 from graftwork.engine.lora.expert_deltas import RoutedLora, RoutedTorch, RowOwners
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache, copied_early
-from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.resident_adapter import EmbeddingDelta, ResidentAdapter
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.model.batch_invariance import BLOCK_ROWS, BatchInvariance, multiply
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
@@ -238,8 +238,15 @@ class LoraBatch:
             if adapter.saved_embedding is not None:
                 hidden[rows] = functional.embedding(token_ids[rows], adapter.saved_embedding)
             if adapter.embedding is not None:
-                v = functional.embedding(token_ids[rows], adapter.embedding.A)  # [rows, ranks]
-                hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
+                self._add_embedded(hidden[rows], token_ids[rows], adapter.embedding)
+
+    def change_inputs(self, inputs: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Adds LoRA deltas to the inputs of all layers, in place. See StepLora.change_inputs."""
+        for segment in self.segments:
+            adapter = segment.mix.single
+            if adapter is not None and adapter.input_embedding is not None:
+                rows = slice(segment.start, segment.end)
+                self._add_embedded(inputs[rows], token_ids[rows], adapter.input_embedding)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
         """Changes the base model's logits, in place, as each token's adapter says.
@@ -273,6 +280,10 @@ class LoraBatch:
                     rows.mul_(delta.column_scale)
                 if delta.column_shift is not None:
                     rows.add_(delta.column_shift)
+
+    def _add_embedded(self, rows: torch.Tensor, token_ids: torch.Tensor, delta: EmbeddingDelta) -> None:
+        v = functional.embedding(token_ids, delta.A)  # [rows, ranks]
+        rows.add_(self._product(v, delta.B), alpha=delta.scale)
 
     def _product(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         """Returns x @ matrix. The bits of a row do not depend on the number of rows."""

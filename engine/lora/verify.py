@@ -25,7 +25,7 @@ from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.segments import Segment
 from graftwork.engine.lora.weights import AdapterWeights, ExpertPair, LoraPair
-from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, stored_width
+from graftwork.engine.model.projections import HEAD, HEAD_LAYER, ProjectionGroup, place_of, stored_inputs, stored_width
 from graftwork.platform.errors import ValidationFailed
 
 _ROW_COUNTS = {"cpu": (5,), "cuda": (5, 80)}
@@ -93,6 +93,23 @@ def _on(stream: torch.cuda.Stream | None) -> Generator[None]:
         stream.synchronize()
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What an adapter changes in an embedding: it adds low-rank factors, or brings a whole one, or both."""
+
+    name: str
+    pair: LoraPair | None
+    saved: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The pair (vocabulary, features)."""
+        if self.pair is not None:
+            return self.pair.A.shape[1], self.pair.B.shape[0]
+        assert self.saved is not None, "the adapter changes the embedding"
+        return self.saved.shape[0], self.saved.shape[1]
+
+
 class _Probe:
     """The test of one adapter."""
 
@@ -123,7 +140,7 @@ class _Probe:
                 self._probe_group(step, num_rows, layer, group, generator)
             for (layer, group_name), pair in self._weights.experts.items():
                 self._probe_experts(step, num_rows, (layer, group_name), pair, generator)
-            self._probe_embedding(step, num_rows)
+            self._probe_embeddings(step, num_rows)
 
     def _step(self, num_rows: int) -> StepLora:
         """Returns a step of this many rows, of which all but the first use the adapter, and all are sampled."""
@@ -142,13 +159,14 @@ class _Probe:
             missing = stored_width(target, y.shape[1]) - y.shape[1]
             plain.append(functional.pad(y, (0, missing)))
             expected.append(functional.pad(adapted, (0, missing)))
+        x = functional.pad(x, (0, stored_inputs(group.targets[0], in_features) - in_features))
         before = torch.cat(plain, dim=1).to(self._dtype)
         after = before.clone()
         if layer == HEAD_LAYER:
             step.change_logits(after, x)
         else:
             step.add_deltas(after, x, layer, group.name)
-        _compare(_place(layer, group), before, after, torch.cat(expected, dim=1)[1:], self._dtype)
+        _compare(place_of(layer, ", ".join(group.targets)), before, after, torch.cat(expected, dim=1)[1:], self._dtype)
 
     def _probe_experts(
         self, step: StepLora, num_rows: int, key: tuple[int, str], pair: ExpertPair, generator: torch.Generator
@@ -169,23 +187,30 @@ class _Probe:
             expected[expert] += B @ (scales * (A @ x[expert + 1].float()))
         _compare(f"layer {key[0]}, {key[1]}", before, after, expected, self._dtype)
 
-    def _probe_embedding(self, step: StepLora, num_rows: int) -> None:
-        """Tests what the adapter changes in the embeddings of a few tokens.
+    def _probe_embeddings(self, step: StepLora, num_rows: int) -> None:
+        """Tests what the adapter changes in the embeddings of a few tokens, and in the inputs of layers."""
+        weights = self._weights
+        for pair, saved, change, name in (
+            (weights.embedding, weights.saved_embedding, step.change_embedding, "embed_tokens"),
+            (weights.input_embedding, None, step.change_inputs, "embed_tokens_per_layer"),
+        ):
+            if pair is not None or saved is not None:
+                self._probe_table(_Table(name, pair, saved), change, num_rows)
 
-        The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them.
-        """
-        pair, saved = self._weights.embedding, self._weights.saved_embedding
-        if pair is None and saved is None:
-            return
-        vocab_size, hidden_size = self._base.shape(HEAD_LAYER, "lm_head")
+    def _probe_table(
+        self, table: "_Table", change: Callable[[torch.Tensor, torch.Tensor], None], num_rows: int
+    ) -> None:
+        """The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them."""
+        pair, saved = table.pair, table.saved
+        vocab_size, hidden_size = table.shape
         token_ids = torch.arange(num_rows) * vocab_size // num_rows
         before = torch.ones(num_rows, hidden_size, dtype=self._dtype, device=self._device)
         expected = torch.ones(num_rows - 1, hidden_size) if saved is None else saved[token_ids[1:]].float()
         if pair is not None:
             expected = expected + pair.scale * (pair.A.t()[token_ids[1:]].float() @ pair.B.float().t())
         after = before.clone()
-        step.change_embedding(after, token_ids.to(self._device))
-        _compare("embed_tokens", before, after, expected.to(self._device), self._dtype)
+        change(after, token_ids.to(self._device))
+        _compare(table.name, before, after, expected.to(self._device), self._dtype)
 
 
 def _probe_saved_head(weights: AdapterWeights, adapter: ResidentAdapter, dtype: torch.dtype) -> None:
@@ -243,10 +268,6 @@ def _products(
         norms: torch.Tensor = torch.linalg.vector_norm(merged, dim=1)
         merged = merged * (pair.magnitude[rows].to(x.device).float() / norms)[:, None]
     return plain, x @ merged.t()
-
-
-def _place(layer: int, group: ProjectionGroup) -> str:
-    return "lm_head" if layer == HEAD_LAYER else f"layer {layer}, {', '.join(group.targets)}"
 
 
 def _compare(

@@ -57,11 +57,13 @@ class AdapterWeights:
 
     digest: str
     pairs: dict[tuple[int, str], LoraPair]
-    """The factors by (layer index, target). A module that is absent is not changed."""
+    """The factors by (layer index, target), beside the layers by MODEL_LAYER. A module that is absent is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     """Trained biases [out_features], by (layer index, target). Each replaces a bias of the base model."""
     embedding: LoraPair | None = None
     """LoRA on embed_tokens. A tied output head keeps the base model's weights, as in PEFT."""
+    input_embedding: LoraPair | None = None
+    """LoRA on embed_tokens_per_layer, the table that gives each layer an input of its own."""
     head: LoraPair | None = None
     """LoRA on lm_head."""
     saved_embedding: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
@@ -82,7 +84,8 @@ class AdapterWeights:
         return sum(tensor.nbytes for tensor in tensors)
 
     def _all_pairs(self) -> list[LoraPair]:
-        return [*self.pairs.values(), *(pair for pair in (self.embedding, self.head) if pair is not None)]
+        others = (self.embedding, self.input_embedding, self.head)
+        return [*self.pairs.values(), *(pair for pair in others if pair is not None)]
 
 
 class AdapterSource(Protocol):

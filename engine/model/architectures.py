@@ -124,6 +124,11 @@ class ModelVariant:
     unused: tuple[str, ...] = ()
     """Further settings that transformers does not read for this architecture."""
 
+    @property
+    def inner_prefix(self) -> str | None:
+        """What the names of modules begin with in place of "model."; None if they begin with it."""
+        return None if self.wrapper is None else self.wrapper.prefix
+
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",
@@ -175,7 +180,10 @@ _GEMMA3N = ModelVariant(
         norm_offset=0.0,
         has_value_norm=True,
         modules=LayerModules(
-            further=("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection")
+            further=(
+                *("altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs"),
+                *("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection"),
+            )
         ),
     ),
     window_rule=WindowRule.BY_PATTERN,

@@ -133,10 +133,27 @@ class StreamsSpec:
     def target_shapes(self, hidden_size: int) -> dict[str, tuple[int, int]]:
         """The pair (out_features, in_features) of each linear layer of a layer that LoRA can change."""
         return {
+            "modality_router": (self.count, hidden_size),
+            "prediction_coefs": (self.count**2, self.count),
+            "correction_coefs": (self.count, self.count),
             "linear_left": (self.laurel_rank, hidden_size),
             "linear_right": (hidden_size, self.laurel_rank),
             "per_layer_input_gate": (self.input_width, hidden_size),
             "per_layer_projection": (hidden_size, self.input_width),
+        }
+
+    def table_shape(self, num_layers: int) -> tuple[int, int]:
+        """The shape [input_vocab, features] of the second table: the inputs of all layers, one after another."""
+        return self.input_vocab_size, num_layers * self.input_width
+
+    def model_shapes(self, hidden_size: int, num_layers: int) -> dict[str, tuple[int, int]]:
+        """The pair (out_features, in_features) of each linear layer beside the decoder layers, by its name in the model."""
+        others, square = range(self.count - 1), (hidden_size, hidden_size)
+        names = [
+            f"{module}.{number}" for module in ("altup_projections", "altup_unembed_projections") for number in others
+        ]
+        return dict.fromkeys(names, square) | {
+            "per_layer_model_projection": (num_layers * self.input_width, hidden_size)
         }
 
 

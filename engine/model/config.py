@@ -163,8 +163,9 @@ class ModelConfig:
         if found is None:
             return None
         recurrent = () if self.recurrence is None else self.recurrence.layers
-        widths = self.intermediate_sizes
-        return replace(found, recurrent_layers=recurrent, query_layers=self.query_layers, mlp_widths=widths)
+        of_layers = replace(found, query_layers=self.query_layers, mlp_widths=self.intermediate_sizes)
+        table = None if self.streams is None else self.streams.table_shape(self.num_layers)
+        return replace(of_layers, recurrent_layers=recurrent, beside=tuple(self.model_shapes), input_table=table)
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
@@ -177,7 +178,7 @@ class ModelConfig:
         if self.recurrence is not None:
             found |= self.recurrence.target_shapes(self.hidden_size)
         if self.streams is not None:
-            found |= self.streams.target_shapes(self.hidden_size)
+            found |= self.streams.target_shapes(self.hidden_size) | self.model_shapes
         if self.experts is None or len(self.experts.shapes.layers) < self.num_layers:
             found |= self._dense_shapes(self.intermediate_size)
         return found if self.experts is None else found | self.experts.target_shapes
@@ -192,6 +193,11 @@ class ModelConfig:
         widths += [shapes.intermediate_size] if self.experts.clamped is None else []
         widths += [] if shared is None else [shared.intermediate_size]
         return tuple(dict.fromkeys(widths))
+
+    @property
+    def model_shapes(self) -> dict[str, tuple[int, int]]:
+        """Those of `target_shapes` that are beside the decoder layers, such as "altup_projections.0"."""
+        return {} if self.streams is None else self.streams.model_shapes(self.hidden_size, self.num_layers)
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, int]]:
         """Returns those of `target_shapes` that one layer has."""
@@ -268,6 +274,7 @@ def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
     }
     kinds, widths = read_kinds(raw, variant.window_rule), read_mlp_widths(raw, variant)
     experts = read_experts(raw, variant.experts)
+    is_mxfp4 = experts is not None and experts.is_mxfp4
     config = ModelConfig(
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
@@ -292,7 +299,7 @@ def _parse_model_config(found: dict[str, Any], folder: Path) -> ModelConfig:
         experts=experts,
         recurrence=recurrence,
         draft_layers=next((whole(raw, name, 0) for name in variant.draft_layers_settings if raw.get(name)), 0),
-        quantization=None if experts is not None and experts.is_mxfp4 else read_quantization(found),
+        quantization=None if is_mxfp4 else read_quantization(found, variant.inner_prefix),
         streams=read_streams(raw, has_streams=variant.has_streams),
         kv_sources=read_kv_sources(raw, kinds, variant.kv_sharing_setting),
         sparsity=read_sparsity(raw, variant.sparsity_setting),

@@ -27,13 +27,10 @@ from graftwork.engine.model.mlp_weights import (
     placed,
 )
 from graftwork.engine.model.projections import stored_width
-from graftwork.engine.model.weight_reader import TensorSource, skip_zero_bias
+from graftwork.engine.model.weight_reader import QUANTIZED_PARTS, TensorSource, read_plain, skip_zero_bias
 from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.engine.quantization.mxfp4 import from_mxfp4
 from graftwork.engine.quantization.rounding import rounded
-
-_QUANTIZED_PARTS = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
-"""A layer with one of these tensors is quantised in the checkpoint."""
 
 
 class ExpertReader:
@@ -76,7 +73,7 @@ class ExpertReader:
             (
                 prefix
                 for prefix in found
-                for part in ("weight", *_QUANTIZED_PARTS)
+                for part in ("weight", *QUANTIZED_PARTS)
                 if f"{prefix}.{names.router}.{part}" in self._reader
             ),
             f"model.layers.{index}.{names.blocks[0]}",
@@ -93,19 +90,12 @@ class ExpertReader:
         """Reads a narrow linear layer, and gives it outputs of zeros."""
         out_features, in_features = self._experts.target_shapes[target]
         missing = stored_width(target, out_features) - out_features
-        weight = self._plain(module, (out_features, in_features)).to(self._device, dtype)
+        weight = read_plain(self._reader, module, (out_features, in_features)).to(self._device, dtype)
         bias = self._read(f"{module}.bias", out_features) if target in self._biased else None
         return Linear(
             functional.pad(weight, (0, 0, 0, missing)),
             None if bias is None else functional.pad(bias, (0, missing)),
         )
-
-    def _plain(self, module: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Reads the weight of a linear layer that is never rounded, or makes it dense if the checkpoint has it quantised."""
-        if not any(f"{module}.{part}" in self._reader for part in _QUANTIZED_PARTS):
-            return self._reader.read(f"{module}.weight", shape)
-        weight = self._reader.linear(module, shape)
-        return weight if isinstance(weight, torch.Tensor) else weight.dense(torch.float32)
 
     def _linear(self, modules: Sequence[str], out_features: int, in_features: int) -> AnyLinear:
         """Reads linear layers with the same input as one layer, without a bias. Each has `out_features` outputs."""

@@ -6,9 +6,11 @@ TensorSource reads.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear
 from graftwork.engine.model.recurrence import RecurrenceConfig
@@ -61,8 +63,8 @@ class LayerStreamWeights:
 
     router_norm: torch.Tensor  # [hidden]
     router: Linear  # [16 or more, hidden]: an output for each stream, and outputs of zeros
-    prediction: torch.Tensor  # fp32 [streams * streams, streams]
-    correction: torch.Tensor  # fp32 [streams, streams]
+    prediction: Linear  # [16 or more, 16 or more]: streams * streams outputs and an input for each stream, and zeros
+    correction: Linear  # [16 or more, 16 or more]: an output and an input for each stream, and zeros
     gate_scale: torch.Tensor | None  # [hidden]
     laurel_left: AnyLinear  # [rank, hidden]
     laurel_right: AnyLinear  # [hidden, rank]
@@ -73,19 +75,25 @@ class LayerStreamWeights:
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
-        return self.router, *self.by_group.values()
+        return tuple(self.by_group.values())
 
     @property
     def by_group(self) -> dict[str, AnyLinear]:
-        """The linear layers that adapters can change, by the names of their groups."""
-        names = ("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection")
-        own = (self.laurel_left, self.laurel_right, self.input_gate, self.input_projection)
-        return dict(zip(names, own, strict=True))
+        """The linear layers, by the names of their groups."""
+        return {
+            "modality_router": self.router,
+            "prediction_coefs": self.prediction,
+            "correction_coefs": self.correction,
+            "linear_left": self.laurel_left,
+            "linear_right": self.laurel_right,
+            "per_layer_input_gate": self.input_gate,
+            "per_layer_projection": self.input_projection,
+        }
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors that belong to no linear layer."""
-        yield from (self.router_norm, self.prediction, self.correction, self.laurel_norm, self.input_norm)
+        yield from (self.router_norm, self.laurel_norm, self.input_norm)
         if self.gate_scale is not None:
             yield self.gate_scale
 
@@ -105,6 +113,72 @@ class StreamWeights:
         return *self.projections, *self.unembed_projections, self.input_projection
 
     @property
+    def by_group(self) -> dict[str, AnyLinear]:
+        """The linear layers, by the names of their groups."""
+        found = {f"altup_projections.{number}": one for number, one in enumerate(self.projections)}
+        found |= {f"altup_unembed_projections.{number}": one for number, one in enumerate(self.unembed_projections)}
+        return found | {"per_layer_model_projection": self.input_projection}
+
+    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors that belong to no linear layer."""
         return self.input_embedding, self.input_norm
+
+
+class ModelTensors(Protocol):
+    """Reads the tensors of a model onto its device, in its dtype.
+
+    Raises InvalidRequest, as TensorSource does, with the name of a wrong tensor.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def read(self, name: str, *shape: int) -> torch.Tensor: ...
+
+    def norm(self, name: str, size: int) -> torch.Tensor: ...
+
+    def linear(self, module: str, shape: tuple[int, int]) -> AnyLinear:
+        """Reads a linear layer without a bias that shares its input with no other."""
+        ...
+
+    def narrow(self, module: str, shape: tuple[int, int]) -> Linear:
+        """Reads a narrow linear layer, and gives it inputs and outputs of zeros. It is never rounded."""
+        ...
+
+
+def read_layer_streams(tensors: ModelTensors, index: int) -> LayerStreamWeights:
+    """Reads what a layer has for several residual streams."""
+    config = tensors.config
+    assert config.streams is not None, "the model has several residual streams"
+    prefix, hidden, shapes = f"model.layers.{index}", config.hidden_size, config.layer_shapes(index)
+    altup, laurel = f"{prefix}.altup", f"{prefix}.laurel"
+    scale = tensors.read(f"{altup}.correct_output_scale", hidden)
+    return LayerStreamWeights(
+        router_norm=tensors.norm(f"{altup}.router_norm", hidden),
+        router=tensors.narrow(f"{altup}.modality_router", shapes["modality_router"]),
+        prediction=tensors.narrow(f"{altup}.prediction_coefs", shapes["prediction_coefs"]),
+        correction=tensors.narrow(f"{altup}.correction_coefs", shapes["correction_coefs"]),
+        gate_scale=scale if config.streams.scales_gates else None,
+        laurel_left=tensors.linear(f"{laurel}.linear_left", shapes["linear_left"]),
+        laurel_right=tensors.linear(f"{laurel}.linear_right", shapes["linear_right"]),
+        laurel_norm=tensors.norm(f"{laurel}.post_laurel_norm", hidden),
+        input_gate=tensors.linear(f"{prefix}.per_layer_input_gate", shapes["per_layer_input_gate"]),
+        input_projection=tensors.linear(f"{prefix}.per_layer_projection", shapes["per_layer_projection"]),
+        input_norm=tensors.norm(f"{prefix}.post_per_layer_input_norm", hidden),
+    )
+
+
+def read_stream_weights(tensors: ModelTensors) -> StreamWeights:
+    """Reads what is around the layers for several residual streams."""
+    config = tensors.config
+    assert config.streams is not None, "the model has several residual streams"
+    spec, others = config.streams, range(config.streams.count - 1)
+    linears = {name: tensors.linear(f"model.{name}", shape) for name, shape in config.model_shapes.items()}
+    return StreamWeights(
+        projections=tuple(linears[f"altup_projections.{number}"] for number in others),
+        unembed_projections=tuple(linears[f"altup_unembed_projections.{number}"] for number in others),
+        input_embedding=tensors.read("model.embed_tokens_per_layer.weight", *spec.table_shape(config.num_layers)),
+        input_projection=linears["per_layer_model_projection"],
+        input_norm=tensors.norm("model.per_layer_projection_norm", spec.input_width),
+    )

@@ -4,13 +4,15 @@ One matrix product computes a whole group. Owns the names and the order of the g
 holds weights, so that the code for adapters can use it without torch.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from graftwork.engine.model.config import ModelConfig
 
 HEAD_LAYER = -1
 """The layer number of the output head."""
+MODEL_LAYER = -2
+"""The layer number of the linear layers beside the decoder layers and the head. Each is a group of its own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ _ROUTED_GROUPS = (
 )
 _STREAM_GROUPS = tuple(
     ProjectionGroup(name, (name,))
-    for name in ("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection")
+    for name in (
+        *("modality_router", "prediction_coefs", "correction_coefs"),
+        *("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection"),
+    )
 )
 GROUPS = (*_ATTENTION_GROUPS, *_RECURRENT_GROUPS, *_DENSE_GROUPS, *_ROUTED_GROUPS, *_STREAM_GROUPS)
 """The groups that decoder layers have. No layer has all of them."""
@@ -50,7 +55,9 @@ EXPERT_GROUPS = ("experts_gate_up", "experts_down")
 """What routed layers have besides: the projections of all experts, one of which is chosen for each row."""
 
 _LEAST_WIDTH = 16
-_NARROW_TARGETS = ("router", "shared_gate")
+_NARROW_INPUTS = ("prediction_coefs", "correction_coefs")
+NARROW_TARGETS = ("router", "shared_gate", "modality_router", *_NARROW_INPUTS)
+"""What is computed with outputs of zeros behind its own, and is never served as codes."""
 
 
 HEAD = ProjectionGroup("head", ("lm_head",))
@@ -72,8 +79,21 @@ def joined_projections(model: ModelConfig) -> dict[str, tuple[tuple[str, int], .
 
 
 def layer_groups(model: ModelConfig, layer: int) -> tuple[ProjectionGroup, ...]:
-    """Returns the groups of one decoder layer, without those of its experts, each with the targets that the layer has."""
-    return groups_with(model.layer_shapes(layer))
+    """Returns the groups of one layer, without those of its experts, each with the targets that the layer has.
+
+    MODEL_LAYER has those beside the decoder layers.
+    """
+    return model_groups(model.model_shapes) if layer == MODEL_LAYER else groups_with(model.layer_shapes(layer))
+
+
+def place_of(layer: int, inside: str) -> str:
+    """Returns how messages name a linear layer, or several: "layer 3, q_proj", or its name alone beside the layers."""
+    return inside if layer in (HEAD_LAYER, MODEL_LAYER) else f"layer {layer}, {inside}"
+
+
+def model_groups(targets: Iterable[str]) -> tuple[ProjectionGroup, ...]:
+    """Returns the groups of the linear layers beside the decoder layers."""
+    return tuple(ProjectionGroup(target, (target,)) for target in targets)
 
 
 def groups_with(targets: Container[str]) -> tuple[ProjectionGroup, ...]:
@@ -87,11 +107,16 @@ def stored_width(target: str, out_features: int) -> int:
 
     Narrow ones get outputs of zeros: a product in fp32 with few columns rounds in another way (see BatchInvariance).
     """
-    return least_width(out_features) if target in _NARROW_TARGETS else out_features
+    return least_width(out_features) if target in NARROW_TARGETS else out_features
+
+
+def stored_inputs(target: str, in_features: int) -> int:
+    """Returns with how many inputs a linear layer is computed. Those beyond its own are zeros."""
+    return least_width(in_features) if target in _NARROW_INPUTS else in_features
 
 
 def least_width(out_features: int) -> int:
-    """Returns with how many outputs a narrow layer is computed."""
+    """Returns with how many outputs, or inputs, a narrow layer is computed."""
     return max(out_features, _LEAST_WIDTH)
 
 
@@ -108,18 +133,18 @@ class GroupShape:
         """Returns the shape of one group of linear layers in a layer of a model. `targets` are their names, such as
         "q_proj". Without a layer, the shape is that of the widest.
 
-        The widths are those with which the layers are computed (see `stored_width`).
+        The features are those with which the layers are computed (see `stored_width` and `stored_inputs`).
         """
-        of_layer = model.target_shapes if layer is None else model.layer_shapes(layer)
+        of_layer = model.target_shapes if layer in (None, MODEL_LAYER) else model.layer_shapes(layer)
         shapes = {target: of_layer[target] for target in targets}
-        in_features = shapes[targets[0]][1]
+        in_features = stored_inputs(targets[0], shapes[targets[0]][1])
         return cls(in_features, tuple(stored_width(target, shape[0]) for target, shape in shapes.items()))
 
 
 def group_shapes(model: ModelConfig) -> dict[tuple[int, str], GroupShape]:
-    """Returns the shapes of all groups of a model's layers, by (layer, group name), without those of experts."""
+    """Returns the shapes of all groups of a model, by (layer, group name), without those of experts and of the head."""
     return {
         (layer, group.name): GroupShape.of(model, group.targets, layer)
-        for layer in range(model.num_layers)
+        for layer in (*range(model.num_layers), MODEL_LAYER)
         for group in layer_groups(model, layer)
     }

@@ -99,10 +99,6 @@ def unwrapped(found: Mapping[str, Any], variant: ModelVariant) -> dict[str, Any]
         raise refused(f"text_config must hold the settings of the language model, not {_shown(text)}.")
     if text.get("model_type", variant.model_type) != variant.model_type:
         raise refused(f"text_config.model_type {text['model_type']!r} does not belong to {wrapper.model_type}.")
-    if any(found.get(name) is not None for name in ("quantization_config", "compression_config")):
-        raise refused(
-            f"quantized weights of {wrapper.model_type} are not served: take its plain weights, and --quantization."
-        )
     outer = {name: value for name, value in found.items() if name not in ("text_config", *wrapper.other_settings)}
     return (
         outer | {name: value for name, value in text.items() if value is not None} | {"model_type": variant.model_type}

@@ -74,6 +74,28 @@ class TensorSource(Protocol):
         ...
 
 
+QUANTIZED_PARTS = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
+"""A linear layer with one of these tensors is quantised in the checkpoint."""
+
+
+def read_plain(reader: TensorSource, module: str, shape: tuple[int, int]) -> torch.Tensor:
+    """Reads the weight of a linear layer that is never rounded, or makes it dense if the checkpoint has it quantised."""
+    if not any(f"{module}.{part}" in reader for part in QUANTIZED_PARTS):
+        return reader.read(f"{module}.weight", shape)
+    weight = reader.linear(module, shape)
+    return weight if isinstance(weight, torch.Tensor) else weight.dense(torch.float32)
+
+
+def read_as_stored(
+    reader: TensorSource, quantization: Quantization | None, module: str, shape: tuple[int, int]
+) -> LinearWeight:
+    """Reads the weight of a linear layer that libraries may leave plain in a quantised checkpoint without saying so."""
+    is_rounded = quantization is None or quantization.is_rounded
+    if is_rounded or any(f"{module}.{part}" in reader for part in QUANTIZED_PARTS):
+        return reader.linear(module, shape)
+    return reader.read(f"{module}.weight", shape)
+
+
 def skip_zero_bias(reader: TensorSource, module: str, size: int) -> None:
     """Reads a bias that the model has none of, which some libraries write as zeros for quantised layers.
 

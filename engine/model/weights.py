@@ -22,17 +22,29 @@ from graftwork.engine.model.part_weights import (
     LayerStreamWeights,
     RecurrentWeights,
     StreamWeights,
+    read_layer_streams,
     read_recurrent_weights,
+    read_stream_weights,
 )
 from graftwork.engine.model.projections import (
     GROUPS,
     HEAD_LAYER,
+    MODEL_LAYER,
     ProjectionGroup,
     groups_with,
     joined_projections,
-    least_width,
+    model_groups,
+    stored_inputs,
+    stored_width,
 )
-from graftwork.engine.model.weight_reader import TensorSource, WeightReader, loading_threads, skip_zero_bias
+from graftwork.engine.model.weight_reader import (
+    TensorSource,
+    WeightReader,
+    loading_threads,
+    read_as_stored,
+    read_plain,
+    skip_zero_bias,
+)
 from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
@@ -99,10 +111,12 @@ class DecoderWeights:
     """Which rows of the step decode, for quantised layers."""
     streams: StreamWeights | None = None
     """What is around the layers if there are several residual streams."""
+    model_shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The same of LoRA targets beside the layers."""
 
     def groups(self, layer: int) -> tuple[ProjectionGroup, ...]:
-        """Returns the groups of linear layers that a layer has."""
-        return groups_with(self.layer_shapes[layer])
+        """Returns the groups of linear layers that a layer has, or that are beside the layers (MODEL_LAYER)."""
+        return model_groups(self.model_shapes) if layer == MODEL_LAYER else groups_with(self.layer_shapes[layer])
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the weight and the bias of one linear layer that LoRA can change, such as "q_proj" in layer 3.
@@ -111,10 +125,14 @@ class DecoderWeights:
         """
         if layer == HEAD_LAYER:
             return self.head.weight, None
+        if layer == MODEL_LAYER:
+            assert self.streams is not None
+            return self.streams.by_group[target].rows(0, self.model_shapes[target][0])
         group = next(group for group in GROUPS if target in group.targets)
         shapes = self.layer_shapes[layer]
         start = sum(shapes[other][0] for other in group.targets[: group.targets.index(target)])
-        return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
+        weight, bias = self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
+        return weight[:, : shapes[target][1]], bias
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
         """Returns (out_features, in_features) of one linear layer that LoRA can change, such as "q_proj" in layer 3.
@@ -123,7 +141,7 @@ class DecoderWeights:
         """
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
-        return self.layer_shapes[layer][target]
+        return (self.model_shapes if layer == MODEL_LAYER else self.layer_shapes[layer])[target]
 
     @property
     def sinks(self) -> tuple[torch.Tensor, ...] | None:
@@ -181,7 +199,8 @@ def load_decoder_weights(
         norm=tensors.norm("model.norm", config.hidden_size),
         head=joined_linear([tensors.head(embedding)], None, dtype, StepKinds()),
         step_kinds=tensors.step_kinds,
-        streams=tensors.streams(),
+        streams=None if config.streams is None else read_stream_weights(tensors),
+        model_shapes=config.model_shapes,
     )
     _refuse_leftovers(reader, config)
     reader.close()
@@ -260,7 +279,7 @@ class _TensorReader:
             mlp_post_norm=norm(block.norms.after_mlp),
             wide_qk_norm=self.wide_qk_norm(attention) if block.has_wide_qk_norm else None,
             sinks=self.read(f"{attention}.sinks", self.config.num_heads).float() if block.has_sinks else None,
-            streams=self.layer_streams(index),
+            streams=None if self.config.streams is None else read_layer_streams(self, index),
         )
 
     def recurrent_layer(self, index: int, norm: Callable[[str | None], torch.Tensor | None]) -> LayerWeights:
@@ -298,51 +317,16 @@ class _TensorReader:
             rows += [torch.ones_like(query).expand(kv_heads, -1)] if config.block.has_value_norm else []
         return torch.cat(rows)
 
-    def linear(self, name: str, out_features: int, in_features: int) -> AnyLinear:
-        """Reads a linear layer that adapters do not change."""
-        weight = placed(self.reader.linear(name, (out_features, in_features)), self.device, self.dtype)
+    def linear(self, module: str, shape: tuple[int, int]) -> AnyLinear:
+        weight = placed(read_as_stored(self.reader, self.config.quantization, module, shape), self.device, self.dtype)
+        if self.config.quantization is not None:
+            skip_zero_bias(self.reader, module, shape[0])
         return joined_linear([weight], None, self.dtype, self.step_kinds)
 
-    def layer_streams(self, index: int) -> LayerStreamWeights | None:
-        """Reads what a layer has for several residual streams; None if there is one."""
-        spec, hidden = self.config.streams, self.config.hidden_size
-        if spec is None:
-            return None
-        prefix, count = f"model.layers.{index}", spec.count
-        altup, laurel = f"{prefix}.altup", f"{prefix}.laurel"
-        router = self.read(f"{altup}.modality_router.weight", count, hidden)
-        scale = self.read(f"{altup}.correct_output_scale", hidden)
-        return LayerStreamWeights(
-            router_norm=self.norm(f"{altup}.router_norm", hidden),
-            router=Linear(functional.pad(router, (0, 0, 0, least_width(count) - count))),
-            prediction=self.read(f"{altup}.prediction_coefs.weight", count * count, count).float(),
-            correction=self.read(f"{altup}.correction_coefs.weight", count, count).float(),
-            gate_scale=scale if spec.scales_gates else None,
-            laurel_left=self.fused(laurel, index, "linear_left"),
-            laurel_right=self.fused(laurel, index, "linear_right"),
-            laurel_norm=self.norm(f"{laurel}.post_laurel_norm", hidden),
-            input_gate=self.fused(prefix, index, "per_layer_input_gate"),
-            input_projection=self.fused(prefix, index, "per_layer_projection"),
-            input_norm=self.norm(f"{prefix}.post_per_layer_input_norm", hidden),
-        )
-
-    def streams(self) -> StreamWeights | None:
-        """Reads what is around the layers for several residual streams; None if there is one."""
-        spec, hidden = self.config.streams, self.config.hidden_size
-        if spec is None:
-            return None
-        of_layers, others = self.config.num_layers * spec.input_width, range(spec.count - 1)
-        projections, back = (
-            tuple(self.linear(f"model.{name}.{number}", hidden, hidden) for number in others)
-            for name in ("altup_projections", "altup_unembed_projections")
-        )
-        return StreamWeights(
-            projections=projections,
-            unembed_projections=back,
-            input_embedding=self.read("model.embed_tokens_per_layer.weight", spec.input_vocab_size, of_layers),
-            input_projection=self.linear("model.per_layer_model_projection", of_layers, hidden),
-            input_norm=self.norm("model.per_layer_projection_norm", spec.input_width),
-        )
+    def narrow(self, module: str, shape: tuple[int, int]) -> Linear:
+        weight, target = read_plain(self.reader, module, shape).to(self.device, self.dtype), module.rpartition(".")[2]
+        outputs, inputs = stored_width(target, shape[0]), stored_inputs(target, shape[1])
+        return Linear(functional.pad(weight, (0, inputs - shape[1], 0, outputs - shape[0])))
 
     def wide_qk_norm(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
         query = self.norm(f"{prefix}.q_norm", self.config.num_heads * self.config.head_dim)

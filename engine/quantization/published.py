@@ -5,6 +5,7 @@ that is not served, is refused by name; what only concerns how the checkpoint wa
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from graftwork.engine.quantization.scheme import Method, Quantization, Scheme, joined_names
@@ -16,8 +17,10 @@ _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 _UNUSED_FLOAT8 = (*_UNUSED, "input_scale_ub", "activation_scale")
 
 
-def read_quantization(found: Mapping[str, Any]) -> Quantization | None:
+def read_quantization(found: Mapping[str, Any], prefix: str | None = None) -> Quantization | None:
     """Reads the setting `quantization_config` of a config.json. None if it is absent or null.
+
+    `prefix` is what names in it have in place of "model.", if the model is within another one.
 
     Raises InvalidRequest if it cannot be served.
     """
@@ -31,7 +34,7 @@ def read_quantization(found: Mapping[str, Any]) -> Quantization | None:
     if reader is None:
         raise refused(f"quant_method {method!r} is not served; served is one of {', '.join(_READERS)}.")
     try:
-        return reader(settings)
+        return replace(reader(settings), prefix=prefix)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise refused(f"a setting of {method} has a value of the wrong kind ({error}).") from error
 

@@ -57,6 +57,8 @@ class Quantization:
     """Layers that are not quantised: names, parts of names between dots, or `re:` and a pattern."""
     unused_tensors: tuple[str, ...] = ()
     """The last parts of the names of tensors that weight-only products do not need, such as scales of activations."""
+    prefix: str | None = None
+    """What `excluded` has in place of "model.", for a model within another one."""
 
     @property
     def is_rounded(self) -> bool:
@@ -65,7 +67,9 @@ class Quantization:
 
     def excludes(self, module: str) -> bool:
         """Returns whether a linear layer, such as "model.layers.0.mlp.down_proj" or "lm_head", is not quantised."""
-        return any(_matches(entry, module) for entry in self.excluded)
+        inner = self.prefix is not None and module.startswith("model.") and not module.startswith(self.prefix)
+        name = f"{self.prefix}{module.removeprefix('model.')}" if inner else module
+        return any(_matches(entry, name) for entry in self.excluded)
 
     @property
     def bits_per_weight(self) -> float:

@@ -174,7 +174,7 @@ ONE_SLIDING_LAYER: dict[str, PreTrainedConfig] = {
     "qwen3-moe": Qwen3MoeConfig(**ONE_LAYER, use_sliding_window=True, **FEW_EXPERTS),
     "gpt-oss": GptOssConfig(**ONE_LAYER, num_local_experts=4),
 }
-ALL = "all linear layers"
+ALL = "all-linear"
 KINDS: Mapping[str, dict[str, Any]] = {
     ADAPTER: {"r": 4, "lora_alpha": 8, "target_modules": ALL},
     "rslora": {"r": 5, "use_rslora": True, "target_modules": ALL},
@@ -228,15 +228,6 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
                 parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
 
 
-def linear_layers(model: torch.nn.Module) -> list[str]:
-    """The names of the linear layers in the decoder layers, as this family calls them, but those that mix streams: these
-    are refused.
-    """
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    names = [name for name in names if ".altup." not in name]
-    return sorted({name.rsplit(".", 1)[-1] for name in names if ".layers." in name})
-
-
 def load_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
@@ -244,8 +235,6 @@ def load_model(folder: Path) -> Any:
 def make_adapter(base: Path, folder: Path, **options: Any) -> torch.nn.Module:
     """A random adapter, saved by peft, and the model with it as peft loads it."""
     model = load_model(base)
-    if options["target_modules"] == ALL:
-        options = options | {"target_modules": linear_layers(model)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft doubts that some of them can be merged, which nobody asks for
         adapted = get_peft_model(model, LoraConfig(**{"lora_alpha": 8} | options))

@@ -11,11 +11,10 @@ from pathlib import Path
 from graftwork.engine.kv.transfer.layer_groups import request_bytes
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.experts import RouterScore
+from graftwork.engine.model.projections import NARROW_TARGETS
 from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
-_PLAIN_TARGETS = ("router", "shared_gate")
-"""What is never served as codes."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -61,19 +60,13 @@ class ModelSizes:
         found += shapes["q_proj"][0] + model.kv_width if model.block.has_wide_qk_norm else 0
         found += model.num_heads if model.block.has_sinks else 0
         if model.streams is not None:
-            count = model.streams.count
-            found += (count + 4) * model.hidden_size + count**2 * (count + 1)  # the router, and three norms and a scale
+            found += 4 * model.hidden_size  # three norms and a scale
         return found + self._expert_parameters(layer) + self._recurrent_parameters(layer)
 
     @property
     def _stream_products(self) -> int:
         """The weights around the layers that each token is multiplied by, if there are several residual streams."""
-        model, streams = self.model, self.model.streams
-        if streams is None:
-            return 0
-        return (
-            2 * (streams.count - 1) * model.hidden_size + model.num_layers * streams.input_width
-        ) * model.hidden_size
+        return sum(out * width for out, width in self.model.model_shapes.values())
 
     @property
     def _stream_tables(self) -> int:
@@ -108,16 +101,20 @@ class ModelSizes:
         if quantization is None:
             return self.parameters * self.item_bytes
         quantised = sum(self._quantised_products(layer, quantization) for layer in range(self.model.num_layers))
-        quantised += self._stream_products
+        quantised += sum(
+            out * width
+            for name, (out, width) in self.model.model_shapes.items()
+            if not quantization.excludes(f"model.{name}")
+        )
         plain = (self.parameters - quantised) * self.item_bytes
         return plain + int(quantised * quantization.bits_per_weight / 8)
 
     def _quantised_products(self, layer: int, quantization: Quantization) -> int:
-        """Returns the weights of a layer that are served as codes: neither routers nor the gates of shared experts."""
+        """Returns the weights of a layer that are served as codes: none of narrow layers, which are never rounded."""
         found = sum(
             out * width
             for name, (out, width) in self.model.layer_shapes(layer).items()
-            if name not in _PLAIN_TARGETS and not quantization.excludes(f"layers.{name}")
+            if name not in NARROW_TARGETS and not quantization.excludes(f"layers.{name}")
         )
         experts = self.model.experts
         if experts is None or not self.model.is_routed(layer):
@@ -156,5 +153,5 @@ class ModelSizes:
 
     def adapter_bytes(self, rank: int) -> int:
         """Returns the bytes of an adapter of all linear layers but those of experts."""
-        layers = map(self.model.layer_shapes, range(self.model.num_layers))
-        return sum(rank * (out + width) for shapes in layers for out, width in shapes.values()) * self.item_bytes
+        everywhere = [self.model.model_shapes, *map(self.model.layer_shapes, range(self.model.num_layers))]
+        return sum(rank * (out + width) for shapes in everywhere for out, width in shapes.values()) * self.item_bytes

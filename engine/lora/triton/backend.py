@@ -9,7 +9,7 @@ The kernels apply the low-rank factors of all linear layers, and changes of whol
 applies the rest, only to the rows that need it:
 
 - changes of experts, whose rows are known only when the router has chosen;
-- changes of the vocabulary: LoRA on embed_tokens or lm_head, or an embedding or output head that replaces the base
+- changes of the vocabulary: LoRA on embed_tokens, embed_tokens_per_layer or lm_head, or an embedding or output head that replaces the base
   model's;
 - adapters without a slot, because their rank is too high for the tables or no slot is free.
 
@@ -197,6 +197,10 @@ class TritonStep:
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
         if self._at_vocabulary is not None:
             self._at_vocabulary.change_embedding(hidden, token_ids)
+
+    def change_inputs(self, inputs: torch.Tensor, token_ids: torch.Tensor) -> None:
+        if self._at_vocabulary is not None:
+            self._at_vocabulary.change_inputs(inputs, token_ids)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
         if self._at_vocabulary is not None:

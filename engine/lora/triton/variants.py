@@ -17,7 +17,7 @@ from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS, ROW_WISE
 from graftwork.engine.lora.triton.slice_table import empty_table
 from graftwork.engine.lora.triton.tiles import SegmentCapacity, cut_segments
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.projections import GroupShape, layer_groups
+from graftwork.engine.model.projections import GroupShape, group_shapes
 
 _META = torch.device("meta")
 _FEW_TILES, _MANY_TILES = 1, 1024
@@ -101,13 +101,9 @@ def served_lora_variants(model: ModelConfig, dtype: torch.dtype, max_rank: int) 
     of each size, with and without mixtures and changes of columns, and with few and many tiles.
     """
     rank, flags = pages_of_ranks(max_rank), (False, True)
-    groups = dict.fromkeys(
-        (group, GroupShape.of(model, group.targets, layer))
-        for layer in range(model.num_layers)
-        for group in layer_groups(model, layer)
-    )
+    groups = dict.fromkeys((name, shape) for (_, name), shape in group_shapes(model).items())
     for (group, shape), tile_rows, has_mixtures, has_columns in product(groups, TILE_ROWS, flags, flags):
-        words = [group.name, f"{tile_rows} rows", *(["mixtures"] * has_mixtures), *(["columns"] * has_columns)]
+        words = [group, f"{tile_rows} rows", *(["mixtures"] * has_mixtures), *(["columns"] * has_columns)]
         name = " ".join(words)
         for num_tiles in (_FEW_TILES, _MANY_TILES):
             layer = LayerShape(name, num_tiles, tile_rows, shape, rank, dtype, has_mixtures, has_columns)

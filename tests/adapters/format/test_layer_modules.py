@@ -33,21 +33,39 @@ ROUTED = replace(
 )
 
 
+COUNT = 3
 STREAMS = {
+    "modality_router": (COUNT, HIDDEN),
+    "prediction_coefs": (COUNT**2, COUNT),
+    "correction_coefs": (COUNT, COUNT),
     "linear_left": (6, HIDDEN),
     "linear_right": (HIDDEN, 6),
     "per_layer_input_gate": (10, HIDDEN),
     "per_layer_projection": (HIDDEN, 10),
 }
-FURTHER = ("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection")
+FURTHER = (
+    *("altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs"),
+    *("laurel.linear_left", "laurel.linear_right", "per_layer_input_gate", "per_layer_projection"),
+)
+BESIDE = {
+    **{
+        f"altup_{kind}.{number}": (HIDDEN, HIDDEN)
+        for kind in ("projections", "unembed_projections")
+        for number in (0, 1)
+    },
+    "per_layer_model_projection": (30, HIDDEN),
+}
 SHARING = replace(
     DESCRIPTION,
     num_layers=3,
     hidden_size=HIDDEN,
     target_shapes={name: shape for name, shape in SHAPES.items() if name not in ("in_proj", "out_proj")}
     | DENSE
-    | STREAMS,
-    modules=LayerModules(further=FURTHER, query_layers=(2,), mlp_widths=(INNER, 24, INNER)),
+    | STREAMS
+    | BESIDE,
+    modules=LayerModules(
+        further=FURTHER, beside=(*BESIDE,), input_table=(50, 30), query_layers=(2,), mlp_widths=(INNER, 24, INNER)
+    ),
 )
 """Layers with further modules and MLPs of their own widths, the last of which reads the keys of another."""
 
@@ -139,7 +157,60 @@ def test_modules_beside_attention_and_mlp_are_read() -> None:
         *((1, target) for target in (*STREAMS, "up_proj")),
         (2, "down_proj"),
     }
-    assert spec.target_modules == ("up_proj", "down_proj", *STREAMS)
+    altup, others = [*STREAMS][:3], [*STREAMS][3:]
+    assert spec.target_modules == ("up_proj", "down_proj", *others, *altup)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "model.language_model."])
+def test_modules_beside_the_layers_are_read(prefix: str) -> None:
+    """The layers around the decoder layers are targets by their whole names and by their ends, in a fixed order and without
+    a layer."""
+    names = [*reversed(BESIDE)]
+    tensors = {
+        name: tensor
+        for module in names
+        for name, tensor in pair(f"base_model.model.{prefix}{module}", *BESIDE[module]).items()
+    }
+
+    spec = parse(tensors, [f"{prefix}{names[0]}", *names[1:]], SHARING)
+
+    assert [(module.layer, module.target) for module in spec.modules] == [(None, name) for name in BESIDE]
+    assert spec.target_modules == (*BESIDE,)
+
+
+def test_the_table_of_inputs_may_have_lora() -> None:
+    """embed_tokens_per_layer is an embedding of its own size; DoRA on it is refused, and so is any LoRA in a model without
+    it."""
+    random, module = np.random.default_rng(3), "base_model.model.model.embed_tokens_per_layer"
+    tensors = {
+        f"{module}.lora_embedding_A": random.standard_normal((RANK, 50)).astype(np.float32),
+        f"{module}.lora_embedding_B": random.standard_normal((30, RANK)).astype(np.float32),
+    }
+
+    spec = parse(tensors, ["embed_tokens_per_layer"], SHARING)
+
+    assert [(one.layer, one.target, one.A.shape) for one in spec.modules] == [
+        (None, "embed_tokens_per_layer", (RANK, 50))
+    ]
+    with pytest.raises(ValidationFailed, match="use_dora: not served on embed_tokens_per_layer"):
+        parse(tensors, ["embed_tokens_per_layer"], SHARING, use_dora=True)
+    with pytest.raises(ValidationFailed, match="no module 'embed_tokens_per_layer'"):
+        parse(tensors, ["q_proj"], DESCRIPTION)
+    larger = replace(SHARING, modules=LayerModules(further=FURTHER, input_table=(51, 30)))
+    with pytest.raises(ValidationFailed, match=r"\[4, 50\].*\[4, 51\]"):
+        parse(tensors, ["embed_tokens_per_layer"], larger)
+
+
+def test_a_module_beside_the_layers_is_in_none_of_them() -> None:
+    """With layers_to_transform it is left out, unless it is named whole, as in PEFT."""
+    name = "model.per_layer_model_projection"
+    tensors = pair(f"base_model.model.{name}", *BESIDE["per_layer_model_projection"])
+
+    spec = parse(tensors, [name], SHARING, layers_to_transform=[0])
+
+    assert spec.target_modules == ("per_layer_model_projection",)
+    with pytest.raises(ValidationFailed, match="leave this module out"):
+        parse(tensors, ["per_layer_model_projection"], SHARING, layers_to_transform=[0])
 
 
 def test_keys_and_values_that_a_layer_does_not_have_are_left_out() -> None:
@@ -161,28 +232,47 @@ def test_keys_and_values_that_a_layer_does_not_have_are_left_out() -> None:
     [
         (pair(f"{PREFIX}.1.mlp.up_proj", INNER, HIDDEN), ["up_proj"], r"its shape is \[40, 4\].*\[24, 4\]"),
         (
-            pair(f"{PREFIX}.0.altup.modality_router", 4, HIDDEN),
-            ["modality_router"],
-            "'modality_router' names no module",
+            pair(f"{PREFIX}.0.altup.prediction_coefs", 16, 4),
+            ["prediction_coefs"],
+            r"prediction_coefs.lora_A.*\[4, 4\].*\[4, 3\]",
         ),
-        (pair(f"{PREFIX}.0.altup.modality_router", 4, HIDDEN), ["up_proj"], "layers.0.altup.modality_router.lora_A"),
-        (pair("base_model.model.model.altup_projections.0", HIDDEN, HIDDEN), ["up_proj"], "model.altup_projections.0"),
+        (
+            pair(f"{PREFIX}.0.altup.modality_router", COUNT, HIDDEN),
+            ["up_proj"],
+            "modality_router.lora_A.*leave this module",
+        ),
+        (pair(f"{PREFIX}.0.altup.router_norm", COUNT, HIDDEN), ["up_proj"], "no module 'altup.router_norm'"),
+        (
+            pair("base_model.model.model.altup_projections.2", HIDDEN, HIDDEN),
+            ["up_proj"],
+            "no module 'altup_projections.2'.*altup_projections.0, altup_projections.1",
+        ),
+        (
+            pair("base_model.model.model.altup_projections", HIDDEN, HIDDEN),
+            ["up_proj"],
+            "model.altup_projections.lora_A",
+        ),
+        (pair(f"{PREFIX}.0.altup_projections.0", HIDDEN, HIDDEN), ["up_proj"], "layers.0.altup_projections.0"),
+        (pair("base_model.model.model.altup_projections.0", HIDDEN, HIDDEN), ["altup_projections"], "names no module"),
         (pair(f"{PREFIX}.0.laurel.post_laurel_norm", HIDDEN, HIDDEN), ["up_proj"], "laurel.post_laurel_norm"),
         (pair(f"{PREFIX}.0.linear_left", 6, HIDDEN), ["linear_left"], "layers.0.linear_left.lora_A"),
         (pair(f"{PREFIX}.3.per_layer_projection", HIDDEN, 10), ["per_layer_projection"], "the model has 3 layers"),
     ],
 )
-def test_what_mixes_streams_is_refused_by_name(tensors: Tensors, targets: list[str], told: str) -> None:
-    """Modules that are not served and shapes that do not fit are refused with the tensor's or the module's name."""
+def test_what_the_layers_lack_is_refused_by_name(tensors: Tensors, targets: list[str], told: str) -> None:
+    """Modules that the model has not and shapes that do not fit are refused with the tensor's or the module's name."""
     with pytest.raises(ValidationFailed, match=told):
         parse(tensors, targets, SHARING)
 
 
 def test_a_model_of_llamas_form_has_none_beside_attention_and_mlp() -> None:
     """A layer's own projection and a low-rank way beside attention are refused for a model that has none."""
-    for module in ("per_layer_projection", "laurel.linear_left"):
+    for module in ("per_layer_projection", "laurel.linear_left", "altup.modality_router"):
         with pytest.raises(ValidationFailed, match=f"no module '{module}'"):
             parse(pair(f"{PREFIX}.0.{module}", HIDDEN, HIDDEN), ["q_proj"], DESCRIPTION)
+    for module in BESIDE:
+        with pytest.raises(ValidationFailed, match=f"no module '{module}'"):
+            parse(pair(f"base_model.model.model.{module}", HIDDEN, HIDDEN), ["q_proj"], DESCRIPTION)
 
 
 def test_what_cannot_have_lora_may_be_excluded() -> None:
@@ -192,9 +282,11 @@ def test_what_cannot_have_lora_may_be_excluded() -> None:
     assert spec.target_modules == ("in_proj",)
 
 
-@pytest.mark.parametrize("name", ["modality_router", "altup.prediction_coefs", "per_layer_model_projection"])
+@pytest.mark.parametrize(
+    "name", ["modality_router", "altup_projections", "altup_projections.1", "embed_tokens_per_layer"]
+)
 def test_what_mixes_streams_may_be_excluded(name: str) -> None:
-    """It cannot have LoRA, so it is no mistake to leave it out; in a model without streams it names nothing."""
+    """It is no mistake to leave it out, whether it can have LoRA or not; in a model without streams it names nothing."""
     tensors = pair(f"{PREFIX}.1.self_attn.q_proj", HIDDEN, HIDDEN)
 
     assert parse(tensors, ["q_proj"], SHARING, exclude_modules=[name]).target_modules == ("q_proj",)

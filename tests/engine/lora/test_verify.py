@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +18,19 @@ from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import read_model_config
+from graftwork.engine.model.projections import MODEL_LAYER
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.platform.errors import ValidationFailed
 from tests.engine.adapter_kinds import KINDS, AdapterKinds, make_adapter_kinds
+from tests.engine.families import FAMILIES, PeftFolders, make_family
+from tests.engine.families import KINDS as FAMILY_KINDS
 from tests.engine.random_models import make_base
 
 CPU = torch.device("cpu")
+KINDS_OF_STREAMS = {
+    "dora": FAMILY_KINDS["dora"],
+    "inputs": {"r": 3, "target_modules": ["embed_tokens_per_layer", "linear_left"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,30 @@ def test_an_adapter_that_is_built_right_passes(adapter_kinds: AdapterKinds, name
     base, weights = base_of(adapter_kinds, dtype), adapter_kinds.weights[name]
 
     prober_of(base, dtype).test(weights, build_resident(weights, base, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_of_several_streams_are_probed(tmp_path: Path, dtype: torch.dtype) -> None:
+    """An adapter of all linear layers and of the table of inputs passes, and one with another matrix in a narrow layer,
+    beside the layers or in the table is named."""
+    family = make_family(FAMILIES["gemma3n-wide"], tmp_path, ("dora", "inputs"), KINDS_OF_STREAMS)
+    model = read_model_config(family.folder)
+    base = load_weights(EngineConfig(family.folder), model, CPU, dtype)
+    source = PeftFolders(tmp_path / "adapters", family.engine().engine.description)
+    dora, inputs = source.load("dora"), source.load("inputs")
+    prober = prober_of(base, dtype)
+
+    for weights in (dora, inputs):
+        prober.test(weights, build_resident(weights, base, dtype))
+
+    for key in ((1, "prediction_coefs"), (4, "modality_router"), (MODEL_LAYER, "altup_unembed_projections.1")):
+        other = replace(dora, pairs=dora.pairs | {key: replace(dora.pairs[key], B=-dora.pairs[key].B)})
+        with pytest.raises(ValidationFailed, match=key[1]):
+            prober.test(dora, build_resident(other, base, dtype))
+    assert inputs.input_embedding is not None
+    other = replace(inputs, input_embedding=replace(inputs.input_embedding, B=-inputs.input_embedding.B))
+    with pytest.raises(ValidationFailed, match="embed_tokens_per_layer"):
+        prober.test(inputs, build_resident(other, base, dtype))
 
 
 def turned(weights: AdapterWeights, part: str) -> AdapterWeights:

@@ -236,10 +236,13 @@ def test_facts_of_several_streams_are_those_of_transformers(tmp_path: Path, own:
     assert config.streams is not None
     assert (config.streams.count, config.streams.active) == (theirs.altup_num_inputs, theirs.altup_active_idx)
     assert config.score_scale == layers[0].self_attn.scaling == 1.0
+    around = {
+        name: part for name, part in model.model.named_modules() if isinstance(part, Linear) and "layers." not in name
+    }
+    assert config.model_shapes == {name: tuple(part.weight.shape) for name, part in around.items()}
     for index, layer in enumerate(layers):
         linears = {name.split(".")[-1]: part for name, part in layer.named_modules() if isinstance(part, Linear)}
-        mixing = {"modality_router", "prediction_coefs", "correction_coefs"}
-        expected = {name: tuple(part.weight.shape) for name, part in linears.items() if name not in mixing}
+        expected = {name: tuple(part.weight.shape) for name, part in linears.items()}
         assert config.layer_shapes(index) == expected
         assert {name for name in expected if linears[name].bias is not None} == {*config.biased_targets} & {*expected}
         assert config.windows[index] == layer.self_attn.sliding_window
@@ -365,7 +368,7 @@ def test_the_served_context_chooses_the_factors_of_longrope(tmp_path: Path) -> N
         (WRAPPED_GEMMA3N | {"text_config": GEMMA3N | {"model_type": "gemma3_text"}}, "text_config.model_type"),
         (WRAPPED_GEMMA3N | {"text_config": GEMMA3N | {"router": 8}}, "router 8"),
         (WRAPPED_GEMMA3N | {"smell_config": {"nose": 1}}, "smell_config"),
-        (WRAPPED_GEMMA3N | {"quantization_config": {"quant_method": "gptq"}}, "quantized weights of gemma3n"),
+        (WRAPPED_GEMMA3N | {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not served"),
         (COHERE2 | {"use_qk_norm": True}, "use_qk_norm True"),
         (SMOLLM3 | {"no_rope_layers": [1, 1]}, "no_rope_layers"),
     ],

@@ -32,6 +32,8 @@ SIZES: dict[str, Any] = {
 PROJECTIONS = (
     *("qkv_proj", "gate_up_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("w1", "w2", "w3"),
+    *("linear_left", "linear_right", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"),
+    *("modality_router", "prediction_coefs", "correction_coefs", "altup_projections.0", "altup_unembed_projections.0"),
 )
 
 

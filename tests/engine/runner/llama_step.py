@@ -24,7 +24,7 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import DenseWeights
 from graftwork.engine.model.part_weights import LayerStreamWeights, StreamWeights
-from graftwork.engine.model.projections import GroupShape, group_shapes
+from graftwork.engine.model.projections import GroupShape, group_shapes, stored_inputs, stored_width
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
@@ -74,6 +74,7 @@ def weights(model: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
         norm=norm_weights(model, dtype),
         head=Linear(empty(vocab, hidden)),
         streams=None if model.streams is None else stream_weights(model, model.streams, dtype),
+        model_shapes=model.model_shapes,
     )
 
 
@@ -102,14 +103,17 @@ def layer_weights(model: ModelConfig, layer: int, dtype: torch.dtype) -> LayerWe
 
 
 def layer_stream_weights(model: ModelConfig, spec: StreamsSpec, dtype: torch.dtype) -> LayerStreamWeights:
-    hidden, count, norm = model.hidden_size, spec.count, partial(norm_weights, model, dtype)
+    hidden, norm = model.hidden_size, partial(norm_weights, model, dtype)
     empty = partial(torch.empty, dtype=dtype, device=DEVICE)
-    linears = {target: Linear(empty(*shape)) for target, shape in spec.target_shapes(hidden).items()}
+    linears = {
+        target: Linear(empty(stored_width(target, outputs), stored_inputs(target, inputs)))
+        for target, (outputs, inputs) in spec.target_shapes(hidden).items()
+    }
     return LayerStreamWeights(
         router_norm=norm(),
-        router=Linear(empty(16, hidden)),
-        prediction=torch.empty(count * count, count, device=DEVICE),
-        correction=torch.empty(count, count, device=DEVICE),
+        router=linears["modality_router"],
+        prediction=linears["prediction_coefs"],
+        correction=linears["correction_coefs"],
         gate_scale=empty(hidden),
         laurel_left=linears["linear_left"],
         laurel_right=linears["linear_right"],

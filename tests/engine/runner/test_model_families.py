@@ -1,6 +1,5 @@
 """All served architectures against transformers and peft, with small random models, row by row."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,8 +30,6 @@ from tests.engine.families import (
 )
 from tests.engine.random_models import ALL_TARGETS
 from tests.engine.runner.test_decoder_parity import RecordingRunner, random_prompt
-
-PEFT_LAYER = "base_model.model.model.layers"
 
 
 @pytest.fixture(scope="session")
@@ -185,59 +182,6 @@ def of_one_row(driver: EngineDriver, prompt: list[int], adapter: str | None) -> 
     driver.run(prompt, adapter=adapter, max_tokens=1)
     ((_, logits),) = recorder.rows
     return logits
-
-
-def test_a_language_model_is_served_out_of_one_that_sees_and_hears(
-    family_of: Callable[[str], Family], tmp_path: Path
-) -> None:
-    """From a checkpoint as published, with other parts, and with keys and values that layers read from others, the logits
-    are those of the language model alone."""
-    family, other = family_of("gemma3n"), torch.ones(3, 5)
-    outer = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "vision_config": {"a": 1}}
-
-    def wrap(tensors: dict[str, torch.Tensor]) -> None:
-        inner = {name: tensors.pop(name) for name in [*tensors]}
-        unused = {f"model.layers.4.self_attn.{name}.weight": other.clone() for name in ("k_proj", "v_proj", "k_norm")}
-        for name, tensor in (inner | unused).items():
-            tensors[name.replace("model.", "model.language_model.", 1)] = tensor
-        tensors["model.vision_tower.timm_model.conv.weight"] = other.clone()
-        tensors["model.embed_audio.a"] = other.clone()
-
-    folder = with_tensors(family, tmp_path / "whole", wrap)
-    text = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(outer | {"text_config": text}))
-    prompt = random_prompt(Random(3), 21)
-
-    whole = of_one_row(Family(folder, {}).engine(), prompt, None)
-
-    assert torch.equal(whole, of_one_row(family.engine(), prompt, None))
-    unknown = "model.language_model.layers.4.self_attn.x_proj.weight"
-    save_file(load_file(folder / "model.safetensors") | {unknown: other}, folder / "model.safetensors")
-    with pytest.raises(InvalidRequest, match=r"layers\.4\.self_attn\.x_proj"):
-        Family(folder, {}).engine()
-
-
-def test_an_adapter_of_keys_that_a_layer_reads_from_another_has_no_effect_there(tmp_path: Path) -> None:
-    """Older versions of transformers gave such layers projections that they never called. An adapter that has factors for
-    them has the logits that it has without them, which are peft's."""
-    family = make_family(FAMILIES["gemma3n"], tmp_path, (ADAPTER,))
-    path, prompt = tmp_path / "adapters" / ADAPTER / "adapter_model.safetensors", random_prompt(Random(4), 21)
-    tensors = load_file(path)
-    factors = {
-        f"{name}.lora_{letter}": tensors[f"{PEFT_LAYER}.1.self_attn.{name}.lora_{letter}.weight"]
-        for name in ("k_proj", "v_proj")
-        for letter in "AB"
-    }
-    assert not any("layers.3.self_attn.k_proj" in name for name in tensors)
-
-    without = of_one_row(family.engine(), prompt, ADAPTER)
-    save_file(tensors | {f"{PEFT_LAYER}.3.self_attn.{name}.weight": factors[name].clone() for name in factors}, path)
-    with_unused = of_one_row(family.engine(), prompt, ADAPTER)
-
-    assert torch.equal(with_unused, without)
-    with torch.inference_mode():
-        expected = family.references[ADAPTER](torch.tensor([prompt])).logits[0, -1]
-    torch.testing.assert_close(with_unused, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,13 +14,13 @@ pytest.importorskip("triton", reason="the kernels extra is not installed")
 from graftwork.engine.build.graphs import GraphBuild
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from tests.engine.engine_driver import EngineDriver
-from tests.engine.families import ALTERNATING, FAMILIES, GEMMA3N, make_family
+from tests.engine.families import ALTERNATING, GEMMA3N, KINDS, make_family
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import engine_of
 from tests.engine.random_models import make_base
 from tests.engine.runner.graph_scenarios import check_graphs
 from tests.engine.runner.test_graph_scenarios import MemoryMeter, RepeatedWork
-from tests.engine.runner.test_model_families import of_one_row
+from tests.engine.runner.test_model_families import check_rows, recorded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
@@ -95,16 +95,25 @@ def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap
     assert ours == answers(engine(windowed, **TORCH, window_groups=False))
 
 
-def test_kernels_apply_adapters_where_a_layer_has_queries_alone(tmp_path: Path) -> None:
-    """DoRA on all projections has peft's logits by the kernels, also on queries without keys and on a layer's own input."""
+def test_kernels_apply_adapters_to_all_linear_layers_of_several_streams(tmp_path: Path) -> None:
+    """In one batch LoRA, DoRA and biases of lora_B on all linear layers, LoRA on the table of inputs, and none, have peft's
+    logits by the kernels: also on queries without keys, on what mixes streams and beside the layers."""
     torch.set_num_threads(1)
-    family, prompt = make_family(FAMILIES["gemma3n"], tmp_path, ("dora",)), PROMPTS[0][:9]
-    driver = family.engine(lora_kernels="triton", max_lora_rank=16)
+    kinds = ("lora", "dora", "lora-bias", "inputs")
+    inputs = {"r": 3, "target_modules": ["embed_tokens_per_layer", "altup_projections.0"]}
+    options: dict[str, dict[str, Any]] = {**KINDS, "inputs": inputs}
+    family = make_family(STREAMS, tmp_path, kinds, options)
+    driver = family.engine(lora_kernels="triton", max_lora_rank=16, max_running=5)
+    driver.warm(*kinds)
+    before, asked = driver.loop.stats().lora_kernel_rows, dict[Any, Any]()
+    recorder = recorded(driver)
 
-    logits = of_one_row(driver, prompt, "dora")
+    for number, use in enumerate((*kinds, None)):
+        prompt = PROMPTS[0][number : 5 + 2 * number]
+        driver.submit(prompt, adapter=use, max_tokens=2, ignore_eos=True)
+        asked[[*driver.outcomes][-1]] = (prompt, use)
+    driver.finish()
 
-    with torch.inference_mode():
-        expected, plain = (family.references[use](torch.tensor([prompt])).logits[0, -1] for use in ("dora", None))
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-    assert (expected - plain).abs().max() > 0.1
-    assert driver.loop.stats().lora_kernel_rows == len(prompt)
+    assert len(recorder.rows) == 10
+    check_rows(recorder, driver, family, asked)
+    assert driver.loop.stats().lora_kernel_rows - before == 5 + 6 + 7 + 8 + 4
