@@ -93,11 +93,8 @@ def _most_rolling(config: EngineConfig, model: ModelConfig, device: torch.device
     """Returns the most tokens that a rolling window may see for which texts may be longer than the context; 0 for none.
 
     Such a request must have room in the pages of one context. What it sees may begin and end within pages, and two more are
-    kept. Triton kernels have no rotary embedding behind the context.
+    kept.
     """
-    kernels = config.kernels_for("rows")
-    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        return 0
     own = max((window for window in model.windows if window is not None), default=0)
     step_tokens, page_tokens = step_tokens_of(config, device), page_tokens_of(config, model)
     return max(model.context_tokens - own - step_tokens - 8 * page_tokens, 0)
