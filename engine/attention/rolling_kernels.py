@@ -116,12 +116,12 @@ def attend_rolling_splits_kernel(
     A query of a tile that sees no key of a part has no slot for it.
     """
     step = tl.num_programs(0)
+    item = tl.program_id(0) // KV_HEADS  # the grid is no larger than the arrays of items
+    tile = tl.load(item_tile + item)
+    split = tl.load(item_split + item)
     num_units = tl.load(num_items) * KV_HEADS
     for unit in range(tl.program_id(0), num_units, step):
-        item = unit // KV_HEADS
         kv_head = unit % KV_HEADS
-        tile = tl.load(item_tile + item)
-        split = tl.load(item_split + item)
         split_tokens = tl.load(tile_split + tile)
         num_queries = tl.load(tile_length + tile)
         position = tl.load(tile_position + tile)
@@ -129,6 +129,10 @@ def attend_rolling_splits_kernel(
         sinks = tl.load(tile_sinks + tile)
         is_sinks = tl.load(tile_is_sinks + tile) > 0
         first_slot = part_slot + tl.load(tile_query + tile)
+        # The next item is on its way while this one is computed.
+        next_item = (unit + step) // KV_HEADS
+        next_tile = tl.load(item_tile + next_item, mask=unit + step < num_units, other=0)
+        next_split = tl.load(item_split + next_item, mask=unit + step < num_units, other=0)
 
         q = load_turned_queries(
             query, cosines, sines, is_sinks, tl.load(tile_row + tile), kv_head, num_queries, row_stride, head_stride,
@@ -163,6 +167,8 @@ def attend_rolling_splits_kernel(
         tl.store(totals + parts[:, None] * HEAD_DIM + dims[None, :], total, mask=mask)
         tl.store(masses + parts, mass, mask=is_own)
         tl.store(peaks + parts, peak * exponent_scale, mask=is_own)
+        tile = next_tile
+        split = next_split
 
 
 @triton.jit

@@ -175,11 +175,12 @@ class _Parts:
     def tiles(self) -> RollingDecodeTiles:
         """Returns all parts, those with the largest splits first."""
         order = sorted(range(len(self._tiles)), key=lambda tile: -self._tiles[tile][-1])  # stable
-        items = [(number, split) for number, tile in enumerate(order) for split in self._splits[tile]]
-        item_tile, item_split = _columns(items, 2)
         columns = _columns([self._tiles[tile] for tile in order], 9)
-        slots, count = np.array(self._slots, np.int32), np.array([len(items)], np.int32)
-        return RollingDecodeTiles(*[*columns, item_tile, item_split, slots, count])
+        first, counts = _columns([(self._splits[tile].start, len(self._splits[tile])) for tile in order], 2)
+        item_tile = np.repeat(np.arange(len(order), dtype=np.int32), counts)
+        item_split = np.arange(len(item_tile)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+        slots, num_items = np.array(self._slots, np.int32), np.array([len(item_tile)], np.int32)
+        return RollingDecodeTiles(*[*columns, item_tile, item_split.astype(np.int32), slots, num_items])
 
     def behind(self, others: DecodeTiles) -> DecodeTiles:
         """Returns other decoding rows with these behind those that are merged."""
