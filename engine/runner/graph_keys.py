@@ -5,8 +5,8 @@ rows), and for what the step's adapters ask of the kernels. It serves all steps 
 rows a rank has its own graphs, because the launches of LoRA follow from the largest rank: with too large a rank, few
 programs would have most of the work. A mixed step takes tiles of LoRA, whose programs share the work, so one rank
 suffices. Steps with rolling windows have graphs of their own, so that others do not launch what only these need; to keep
-them few, they serve every rank and every kind of adapter. The same enumeration captures the graphs at start and finds the graph of a step, so no step meets a graph that
-is not there.
+them few, they serve every rank and every kind of adapter. The same enumeration captures the graphs at start and finds the
+graph of a step, so no step meets a graph that is not there.
 """
 
 from collections.abc import Iterable, Iterator
