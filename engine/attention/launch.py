@@ -15,7 +15,9 @@ import torch
 
 from graftwork.engine.attention.kernel_shape import AttentionShape, Blocks, chunk_blocks, decode_blocks
 from graftwork.engine.attention.paged_kernels import attend_splits_kernel, attend_tiles_kernel, merge_splits_kernel
+from graftwork.engine.attention.rolling_kernels import attend_rolling_splits_kernel, attend_rolling_tiles_kernel
 from graftwork.engine.attention.tiles import max_splits
+from graftwork.engine.kernels.angles import RowAngles
 from graftwork.engine.kernels.launch import Launch
 
 LOG2_E = 1.4426950408889634
@@ -108,6 +110,16 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryTurns:
+    """How the queries of a layer are turned back to their sinks."""
+
+    angles: RowAngles
+    """Of each row of the step: those of the distance by which its query is turned back."""
+    is_interleaved: bool = False
+    """Whether the two features of a pair are neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerAttention:
     """What all launches of one layer share."""
 
@@ -132,12 +144,29 @@ def attend_chunks(layer: LayerAttention, chunks: Chunks) -> None:
         tiles_launch(layer, chunks).run()
 
 
+def attend_rolling_decoding(
+    layer: LayerAttention, decoding: Decoding, turns: QueryTurns | None, sums: PartialSums
+) -> None:
+    """Computes partial sums of decoding rows with a rolling window; `attend_decoding` merges them. One launch.
+
+    `turns` are None for a layer that rotates nothing.
+    """
+    if decoding.num_programs:
+        rolling_splits_launch(layer, decoding, turns, sums).run()
+
+
+def attend_rolling_chunks(layer: LayerAttention, chunks: Chunks, turns: QueryTurns | None) -> None:
+    """Computes attention of all chunks of requests with a rolling window, and writes their rows of the output. One launch."""
+    if chunks.num_tiles:
+        rolling_tiles_launch(layer, chunks, turns).run()
+
+
 def splits_launch(layer: LayerAttention, decoding: Decoding, sums: PartialSums) -> Launch:
     """Returns the launch that computes partial sums of decoding rows, without running it."""
     blocks = decode_blocks(layer.shape)
     merged_alone = ("query_row", "query_keys", "query_split")
     arrays = {name: array for name, array in decoding.arrays.items() if name not in merged_alone}
-    arguments = _arguments_of(layer, blocks) | sums.arguments | arrays
+    arguments = _arguments_of(layer, blocks) | _window_of(layer) | sums.arguments | arrays
     return Launch(attend_splits_kernel, (decoding.num_programs,), arguments, blocks.options)
 
 
@@ -149,9 +178,8 @@ def merge_launch(layer: LayerAttention, decoding: Decoding, sums: PartialSums) -
         **sums.arguments,
         **{name: decoding.arrays[name] for name in ("query_row", "query_keys", "query_split", "query_slot")},
         "sinks": rules.sinks,
-        "window": rules.window or 0,
+        **_window_of(layer),
         "value_scale": rules.value_scale,
-        "HAS_WINDOW": rules.window is not None,
         "NUM_HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
         "MAX_SPLITS": 1 << (max_splits(shape.num_kv_heads) - 1).bit_length(),
@@ -164,13 +192,46 @@ def merge_launch(layer: LayerAttention, decoding: Decoding, sums: PartialSums) -
 def tiles_launch(layer: LayerAttention, chunks: Chunks) -> Launch:
     """Returns the launch that computes chunks, without running it."""
     blocks = chunk_blocks(layer.shape)
-    arguments = _arguments_of(layer, blocks) | chunks.arrays
+    arguments = _arguments_of(layer, blocks) | _window_of(layer) | chunks.arrays
     arguments |= {"output": layer.output, "sinks": layer.rules.sinks, "value_scale": layer.rules.value_scale}
     return Launch(attend_tiles_kernel, (chunks.num_tiles * layer.shape.num_kv_heads,), arguments, blocks.options)
 
 
+def rolling_splits_launch(
+    layer: LayerAttention, decoding: Decoding, turns: QueryTurns | None, sums: PartialSums
+) -> Launch:
+    """Returns the launch that computes partial sums of decoding rows with a rolling window, without running it."""
+    blocks = decode_blocks(layer.shape)
+    arguments = _arguments_of(layer, blocks) | _turns_of(layer, turns) | sums.arguments | decoding.arrays
+    return Launch(attend_rolling_splits_kernel, (decoding.num_programs,), arguments, blocks.options)
+
+
+def rolling_tiles_launch(layer: LayerAttention, chunks: Chunks, turns: QueryTurns | None) -> Launch:
+    """Returns the launch that computes chunks of requests with a rolling window, without running it."""
+    blocks = chunk_blocks(layer.shape)
+    arguments = _arguments_of(layer, blocks) | _turns_of(layer, turns) | chunks.arrays
+    arguments |= {"output": layer.output, "learned": layer.rules.sinks, "value_scale": layer.rules.value_scale}
+    grid = (chunks.num_tiles * layer.shape.num_kv_heads,)
+    return Launch(attend_rolling_tiles_kernel, grid, arguments, blocks.options)
+
+
+def _window_of(layer: LayerAttention) -> dict[str, Any]:
+    """Returns the arguments that say what a query sees in a layer."""
+    window = layer.rules.window
+    return {"window": window or 0, "HAS_WINDOW": window is not None}
+
+
+def _turns_of(layer: LayerAttention, turns: QueryTurns | None) -> dict[str, Any]:
+    """Returns the arguments that say how queries are turned back."""
+    if turns is None:  # the kernels then read no angles
+        return {"cosines": layer.query, "sines": layer.query, "ROTARY_DIM": 0, "PAIR_STEP": 1}
+    cosines, sines = turns.angles.cosines, turns.angles.sines
+    step = 2 if turns.is_interleaved else 1
+    return {"cosines": cosines, "sines": sines, "ROTARY_DIM": cosines.shape[1], "PAIR_STEP": step}
+
+
 def _arguments_of(layer: LayerAttention, blocks: Blocks) -> dict[str, Any]:
-    """Returns what the two kernels that read the pages both take."""
+    """Returns what all kernels that read the pages take."""
     rules, query = layer.rules, layer.query
     if query.stride(2) != 1:
         raise ValueError("the elements of a query must be adjacent in memory")
@@ -178,13 +239,11 @@ def _arguments_of(layer: LayerAttention, blocks: Blocks) -> dict[str, Any]:
     return {
         "query": query,
         **layer.pages.arguments,
-        "window": rules.window or 0,
         "row_stride": query.stride(0),
         "head_stride": query.stride(1),
         "score_scale": whole,
         "exponent_scale": LOG2_E if rules.cap is not None else whole * LOG2_E,
         "cap": rules.cap,
-        "HAS_WINDOW": rules.window is not None,
         "UPCAST": query.device.type == "cpu",
         **layer.shape.constants,
         "BLOCK_ROWS": blocks.rows,

@@ -8,6 +8,7 @@ Rotary embeddings see only distances. Keys in the window have the distances of t
 sink's key would be far behind, so the query is turned back to its place among what is seen, and then meets the sinks.
 Reads only the pages of what is seen, so a decoded token costs the same in a long text as in a short one.
 Layers with a window of their own keep it, and see no sinks. Rows of other requests are computed by the backend beneath.
+Triton's kernels compute the same on GPUs (rolling_kernels.py).
 Source: StreamingLLM (Xiao et al. 2023, arXiv 2309.17453).
 """
 
@@ -25,25 +26,17 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTurn
 
 
-class RollingRows:
-    """Computes the rows of requests with a rolling window, in torch, beside a backend that leaves them out."""
+class RollingAttention:
+    """An attention backend that computes the rows of requests with a rolling window, in torch, above one that computes the
+    others.
+    """
 
-    def __init__(self, config: ModelConfig, cache: KvCache, page_tokens: int, sinks: Sinks = None) -> None:
+    def __init__(
+        self, config: ModelConfig, cache: KvCache, page_tokens: int, others: AttentionBackend, sinks: Sinks = None
+    ) -> None:
         """`sinks` are the learned sinks of the model's layers, which have logits and no tokens."""
         self._layers = _Layers(config, cache, page_tokens, sinks, _turns(config, cache.device))
-
-    def around(self, attention: StepAttention, placed: Sequence[PlacedSlice]) -> StepAttention:
-        """Returns the attention of a step with these rows; `attention` itself if there are none."""
-        rolling = tuple(one for one in placed if one.piece.rolling_window is not None)
-        return RollingStep(self._layers, rolling, attention) if rolling else attention
-
-
-class RollingAttention:
-    """An attention backend that computes the rows of requests with a rolling window, above one that computes the others."""
-
-    def __init__(self, rows: RollingRows, others: AttentionBackend) -> None:
         self.others = others
-        self._rows = rows
 
     def plan(self, batch: AttentionBatch) -> StepAttention:
         for one in batch.placed:  # a generator would be another call for each step
@@ -52,7 +45,8 @@ class RollingAttention:
         else:
             return self.others.plan(batch)
         rest = tuple(one for one in batch.placed if one.piece.rolling_window is None)
-        return self._rows.around(self.others.plan(AttentionBatch(rest, batch.positions)), batch.placed)
+        rolling = tuple(one for one in batch.placed if one.piece.rolling_window is not None)
+        return RollingStep(self._layers, rolling, self.others.plan(AttentionBatch(rest, batch.positions)))
 
 
 class RollingStep:

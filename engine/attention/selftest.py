@@ -2,7 +2,7 @@
 
 Triton compiles a kernel at its first launch. A machine may lack the tools that Triton needs for this, and on a new
 device the results may be wrong. The test computes decoding rows, drafts and a chunk of random numbers with the sizes of
-the engine's model, and compares the results with fp64.
+the engine's model, and compares the results with fp64. If the model can serve rolling windows, it computes such rows too.
 """
 
 from contextlib import nullcontext
@@ -13,9 +13,9 @@ import torch
 from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
 from graftwork.engine.attention.launch import ScoreRules
 from graftwork.engine.attention.reference import attend
-from graftwork.engine.attention.triton_attention import TritonAttention
+from graftwork.engine.attention.triton_attention import TritonAttention, rotation_of
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
@@ -25,6 +25,9 @@ from graftwork.platform.ids import RequestId
 _SEED = 20262
 _SLICES = ((0, 1, 0), (300, 3, 2), (37, 1, 0), (30, 41, 0))
 """For each request: the first position, the number of tokens, and how many of them are drafts."""
+_ROLLING_SLICES = ((305, 3, 2), (70, 41, 0))
+"""The same of requests with a rolling window."""
+_WINDOW = RollingWindow(sinks=3, window=50)
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest error, relative to the largest value: the roundings of weights and of the result, and a margin."""
 
@@ -32,13 +35,15 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 def why_attention_fails(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:
     """Returns what is wrong with the attention kernels for a model on a device, as a text for the log.
 
-    Tests one layer for each window that a layer of the model has. Returns None if the results agree with fp64.
+    Tests one layer for each window and rotary embedding that a layer of the model has. Returns None if the results agree
+    with fp64.
     """
-    windows = tuple(dict.fromkeys(model.windows))
-    small = replace(model, num_layers=len(windows), windows=windows, kv_sources=())
+    kinds = dict.fromkeys(zip(model.windows, model.ropes, strict=True))
+    windows, ropes = (tuple(part) for part in zip(*kinds, strict=True))
+    small = replace(model, num_layers=len(kinds), windows=windows, ropes=ropes, kv_sources=())
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            errors = [_error(small, layer, page_tokens, device, dtype) for layer in range(len(windows))]
+            errors = [_error(small, layer, page_tokens, device, dtype) for layer in range(len(kinds))]
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
         first_line = next(iter(str(error).strip().splitlines()), "no message")
         return f"{type(error).__name__}: {first_line}"
@@ -49,7 +54,7 @@ def why_attention_fails(model: ModelConfig, page_tokens: int, device: torch.devi
 def _error(model: ModelConfig, layer: int, page_tokens: int, device: torch.device, dtype: torch.dtype) -> float:
     """Returns the largest error of a step in one layer, relative to the largest value of the reference."""
     generator = torch.Generator().manual_seed(_SEED)
-    placed = _placed(page_tokens)
+    placed = _placed(page_tokens, with_rolling=model.recurrence is None)
     last = placed[-1]
     num_rows = last.start_row + len(last.piece.token_ids)
     num_pages = sum(len(one.piece.pages) for one in placed)
@@ -67,19 +72,23 @@ def _error(model: ModelConfig, layer: int, page_tokens: int, device: torch.devic
     mixed = TritonAttention(model, cache, dtype, of_layers).plan(batch).attend(layer, query.to(device)).cpu()
 
     rules = ScoreRules(model.score_scale, model.windows[layer], model.scales.attention_cap, sinks)
-    expected = attend(query, keys.cpu(), values.cpu(), batch, rules)
+    rope = model.ropes[layer]
+    rotation = None if rope is None else rotation_of(model, rope, torch.device("cpu"))
+    expected = attend(query, keys.cpu(), values.cpu(), batch, rules, rotation)
     return ((mixed.double() - expected).abs().max() / expected.abs().max()).item()
 
 
-def _placed(page_tokens: int) -> tuple[PlacedSlice, ...]:
+def _placed(page_tokens: int, *, with_rolling: bool) -> tuple[PlacedSlice, ...]:
     placed: list[PlacedSlice] = []
     start_row = first_page = 0
-    for number, (start, count, num_drafts) in enumerate(_SLICES):
+    slices = [*_SLICES, *(_ROLLING_SLICES if with_rolling else ())]
+    for number, (start, count, num_drafts) in enumerate(slices):
         num_pages = pages_for(start + count, page_tokens)
         pages = tuple(PageId(page) for page in reversed(range(first_page, first_page + num_pages)))
         sample = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=start)
         samples = (sample,) * (num_drafts + 1)
-        piece = RequestSlice(RequestId(str(number)), (0,) * count, start, pages, (), samples)
+        window = None if number < len(_SLICES) else _WINDOW
+        piece = RequestSlice(RequestId(str(number)), (0,) * count, start, pages, (), samples, rolling_window=window)
         placed.append(PlacedSlice(start_row, piece))
         start_row += count
         first_page += num_pages

@@ -100,6 +100,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         has_wide_qk_norm=config.block.has_wide_qk_norm,
         has_value_norm=config.block.has_value_norm,
         has_query_layers=bool(config.query_layers),
+        has_rolling=config.recurrence is None,
         activation=config.activation.value,
         other_intermediates=tuple(width for width in widths if width != config.intermediate_size),
         other_norms=inputs,

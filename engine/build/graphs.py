@@ -131,6 +131,7 @@ class GraphBuild:
             self.parts.lora.max_rank,
             self.parts.builder.rules.min_rows,
             max_mixed_rows=min(self.limits.max_batch_tokens, _MOST_MIXED_ROWS),
+            serves_rolling=self.limits.why_no_windows is None,
         )
         limits = GraphLimits(keys, self.limits.context_tokens, self.limits.page_tokens)
         if self.windows is None:

@@ -13,7 +13,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.key_groups import KeyGrouper
-from graftwork.engine.attention.rolling_attention import RollingAttention, RollingRows
+from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
@@ -74,12 +74,7 @@ def _torch_attention(model: ModelConfig, storage: KvStorage, dtype: torch.dtype,
     num_groups = len(storage.cache.groups.groups)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules, num_groups)
     others = TorchAttention(model, storage.cache, grouper, sinks)
-    return RollingAttention(rolling_rows(model, storage, sinks), others)
-
-
-def rolling_rows(model: ModelConfig, storage: KvStorage, sinks: Sinks = None) -> RollingRows:
-    """Returns what computes the rows of requests with a rolling window."""
-    return RollingRows(model, storage.cache, storage.sizes.page_tokens, sinks)
+    return RollingAttention(model, storage.cache, storage.sizes.page_tokens, others, sinks)
 
 
 def _why_not_attention(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -64,7 +64,7 @@ def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.dev
         eos_token_ids=frozenset(model.eos_token_ids),
         target_itl_s=target_itl_ms / 1000 or None,
         drafts_fill_pages=model.recurrence is None,
-        why_no_windows=_why_no_windows(config, model),
+        why_no_windows=_why_no_windows(model),
         most_rolling=_most_rolling(config, model, device),
         why_no_budgets=_why_no_budgets(config, model, device),
     )
@@ -93,22 +93,17 @@ def _most_rolling(config: EngineConfig, model: ModelConfig, device: torch.device
     """Returns the most tokens that a rolling window may see for which texts may be longer than the context; 0 for none.
 
     Such a request must have room in the pages of one context. What it sees may begin and end within pages, and two more are
-    kept. Triton kernels have no rotary embedding behind the context.
+    kept.
     """
-    kernels = config.kernels_for("rows")
-    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        return 0
     own = max((window for window in model.windows if window is not None), default=0)
     step_tokens, page_tokens = step_tokens_of(config, device), page_tokens_of(config, model)
     return max(model.context_tokens - own - step_tokens - 8 * page_tokens, 0)
 
 
-def _why_no_windows(config: EngineConfig, model: ModelConfig) -> str | None:
+def _why_no_windows(model: ModelConfig) -> str | None:
     """Returns why requests with a rolling window are not served; None if they are."""
     if model.recurrence is not None:
         return "the model has recurrent layers, whose state cannot forget"
-    if config.tensor_parallel > 1:
-        return "the engine divides the model with --tensor-parallel"
     return None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.kernels.activation import activate_launch
+from graftwork.engine.kernels.angles import Rotation, RowAngles, step_angles_launch
 from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.kernels.norm import NormRules, add_norm_launch, norm_launch
@@ -50,6 +51,8 @@ class ModelShape:
     has_value_norm: bool = False
     has_query_layers: bool = False
     """Whether some layers have queries alone."""
+    has_rolling: bool = True
+    """Whether requests may have a rolling window, whose text may be longer than the context."""
     ropes: tuple[tuple[int, bool] | None, ...] = ((-1, False),)
     """For each kind of rotary embedding the number of rotated features, -1 for all, and whether pairs are neighbours."""
 
@@ -126,6 +129,8 @@ def served_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
         word = _rope_word(rope)
         for numbers, suffix in ((torch.int32, ""), (torch.int64, " int64")):
             yield f"{word}{suffix}".lstrip(), _rotate_launch(shape, rope, numbers)
+            if rope is not None and shape.has_rolling:
+                yield f"{word}{suffix}".lstrip(), _angles_launch(_rotated(shape, rope), rope[1], numbers)
             if shape.has_query_layers:
                 yield f"{word} queries{suffix}".lstrip(), _rotate_launch(shape, rope, numbers, has_keys=False)
     yield shape.activation, activate_launch(*_gates_of(shape), shape.activation)
@@ -181,7 +186,7 @@ def _rotate_launch(
     rows = RowPlaces(*(_meta(_NUM_TOKENS, dtype=numbers) for _ in range(3)))
     table = None
     if rope is not None:
-        rotated = shape.head_dim if rope[0] < 0 else rope[0]
+        rotated = _rotated(shape, rope)
         cosines, sines = (_meta(_CONTEXT, rotated, dtype=torch.float32) for _ in range(2))
         table = RotaryAngles(cosines, sines, rope[1])
     return rotate_and_store_launch(
@@ -192,6 +197,17 @@ def _rotate_launch(
         rows,
         norm if shape.has_qk_norm else None,
     )
+
+
+def _rotated(shape: ModelShape, rope: tuple[int, bool]) -> int:
+    return shape.head_dim if rope[0] < 0 else rope[0]
+
+
+def _angles_launch(rotated: int, is_interleaved: bool, numbers: torch.dtype) -> Launch:
+    rotation = Rotation(_meta(rotated // 2, dtype=torch.float32), is_interleaved)
+    cosines, sines = (_meta(_CONTEXT, rotated, dtype=torch.float32) for _ in range(2))
+    positions = _meta(_NUM_TOKENS, dtype=numbers)
+    return step_angles_launch(RowAngles.empty(rotation, _NUM_TOKENS), rotation, positions, (cosines, sines))
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -29,7 +29,9 @@ class RotaryTable:
         self.is_interleaved = rope.is_interleaved
         self.rotated = both.shape[1]
         """The number of features of each head that are rotated: the first ones."""
-        self._frequencies, self._factor = frequencies.to(device), rope.attention_factor
+        self.frequencies = frequencies.to(device)  # [rotated features / 2]
+        self.factor = rope.attention_factor
+        """What cosines and sines are multiplied by."""
 
     def at(self, positions: torch.Tensor, *, has_far: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the cosines and the sines of the given positions.
@@ -41,8 +43,8 @@ class RotaryTable:
             return self.cosines[positions].unsqueeze(1), self.sines[positions].unsqueeze(1)
         end = len(self.cosines)
         near, is_near = positions.clamp(max=end - 1), (positions < end)[:, None]
-        cos, sin = turns(positions, self._frequencies, is_interleaved=self.is_interleaved)
-        both = (self.cosines[near], cos * self._factor), (self.sines[near], sin * self._factor)
+        cos, sin = turns(positions, self.frequencies, is_interleaved=self.is_interleaved)
+        both = (self.cosines[near], cos * self.factor), (self.sines[near], sin * self.factor)
         cosines, sines = (torch.where(is_near, table, far).unsqueeze(1) for table, far in both)
         return cosines, sines
 

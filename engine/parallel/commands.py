@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.disk.shared import TierStore
@@ -27,7 +27,7 @@ from graftwork.engine.kv.transfer.plan import PageMove, TransferKind, TransferPl
 from graftwork.platform.ids import RequestId
 
 _HEADER = struct.Struct("<II")  # bytes of the JSON text, count of the numbers
-_SLICE_FIELDS = 6
+_SLICE_FIELDS = 10
 _NO_NUMBERS = np.zeros(0, np.int32)
 _UNSAMPLED = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=0)
 """Stands for each sample of a slice: only rank 0 samples, but the number of samples decides the shape of a step."""
@@ -68,7 +68,9 @@ def step_command(plan: StepPlan, loads: Sequence[int]) -> Envelope:
     numbers: list[int] = []
     for piece in plan.slices:
         counts = (len(piece.token_ids), len(piece.pages), len(piece.samples))
-        numbers += (piece.start, *counts, piece.awaits_token, mixes.index(piece.adapters))
+        window = piece.rolling_window
+        rolling = (False, 0, 0) if window is None else (True, window.sinks, window.window)
+        numbers += (piece.start, *counts, piece.awaits_token, mixes.index(piece.adapters), piece.num_given_up, *rolling)
         numbers += piece.token_ids
         numbers += piece.pages
     uses = [[[use.digest, use.weight] for use in mix] for mix in mixes]
@@ -82,7 +84,8 @@ def step_of(command: Envelope) -> StepPlan:
     slices: list[RequestSlice] = []
     at = 0
     while at < len(numbers):
-        start, num_tokens, num_pages, num_samples, awaits, mix = numbers[at : at + _SLICE_FIELDS]
+        start, num_tokens, num_pages, num_samples, awaits, mix, *rolling = numbers[at : at + _SLICE_FIELDS]
+        num_given_up, has_window, sinks, window = rolling
         pages_at = at + _SLICE_FIELDS + num_tokens
         slices.append(
             RequestSlice(
@@ -93,6 +96,8 @@ def step_of(command: Envelope) -> StepPlan:
                 adapters=mixes[mix],
                 samples=(_UNSAMPLED,) * num_samples,
                 awaits_token=bool(awaits),
+                rolling_window=RollingWindow(sinks, window) if has_window else None,
+                num_given_up=num_given_up,
             )
         )
         at = pages_at + num_pages

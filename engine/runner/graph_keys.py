@@ -4,11 +4,12 @@ A graph is captured for a number of rows, for decoding rows alone or for a mixed
 rows), and for what the step's adapters ask of the kernels. It serves all steps that need no more. In steps of decoding
 rows a rank has its own graphs, because the launches of LoRA follow from the largest rank: with too large a rank, few
 programs would have most of the work. A mixed step takes tiles of LoRA, whose programs share the work, so one rank
-suffices. The same enumeration captures the graphs at start and finds the graph of a step, so no step meets a graph that
-is not there.
+suffices. Steps with rolling windows have graphs of their own, so that others do not launch what only these need; to keep
+them few, they serve every rank and every kind of adapter. The same enumeration captures the graphs at start and finds the
+graph of a step, so no step meets a graph that is not there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,8 +30,6 @@ class EagerReason(StrEnum):
     """Some rows are of a prompt, and no graph of mixed steps has room for all rows."""
     SCORES = "eager_score_steps"
     """The step scores or embeds a prompt, for which it needs the hidden states, or evicts one."""
-    WINDOWS = "eager_window_steps"
-    """Torch computes the attention of a row with a rolling window."""
     ADAPTERS = "eager_adapter_steps"
     """Torch applies an adapter of the step."""
     ROWS = "eager_row_steps"
@@ -72,6 +71,8 @@ class GraphKey:
     """None if all rows are of the base model."""
     is_mixed: bool = False
     """Whether rows may belong to prompts. If not, all rows decode and are sampled."""
+    has_rolling: bool = False
+    """Whether rows may have a rolling window, and may stand behind the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class GraphKeys:
     """The fewest rows of a step; smaller ones are padded (see BatchInvariance)."""
     max_mixed_rows: int = 0
     """The most rows of a mixed step that a graph serves; 0 for none."""
+    serves_rolling: bool = False
+    """Whether requests may have a rolling window."""
 
     @property
     def row_counts(self) -> list[int]:
@@ -114,17 +117,30 @@ class GraphKeys:
     def __iter__(self) -> Iterator[GraphKey]:
         """Yields every key, those of the largest steps first: the memory of their graphs then serves all others."""
         for num_rows in reversed(self.mixed_row_counts):
+            if self.serves_rolling:
+                yield from self._rolling(num_rows, [GROUPED_TILE_ROWS[0]], is_mixed=True)
             for is_general in (True, False):
                 yield GraphKey(num_rows, LoraKey(self.max_rank, GROUPED_TILE_ROWS[0], is_general), is_mixed=True)
             yield GraphKey(num_rows, None, is_mixed=True)
         for num_rows in reversed(self.row_counts):
+            if self.serves_rolling:
+                tile_choices = _tile_choices(num_rows, self.max_rank, is_general=True)
+                yield from self._rolling(num_rows, tile_choices, is_mixed=False)
             for rank in reversed(self.ranks):
                 for is_general in (True, False):
                     for tile_rows in _tile_choices(num_rows, rank, is_general):
                         yield GraphKey(num_rows, LoraKey(rank, tile_rows, is_general))
             yield GraphKey(num_rows, None)
 
-    def find(self, num_rows: int, needs: LoraNeeds, *, is_mixed: bool = False) -> GraphKey | None:
+    def _rolling(self, num_rows: int, tile_choices: Iterable[int], *, is_mixed: bool) -> Iterator[GraphKey]:
+        """Yields the keys of steps of so many rows that have rolling windows."""
+        for tile_rows in tile_choices:
+            yield GraphKey(num_rows, LoraKey(self.max_rank, tile_rows, is_general=True), is_mixed, has_rolling=True)
+        yield GraphKey(num_rows, None, is_mixed, has_rolling=True)
+
+    def find(
+        self, num_rows: int, needs: LoraNeeds, *, is_mixed: bool = False, has_rolling: bool = False
+    ) -> GraphKey | None:
         """Returns the key of the smallest graph that serves a step. None if the step has too many rows.
 
         The adapters of a mixed step must be in tiles.
@@ -134,13 +150,14 @@ class GraphKeys:
         if rows is None:
             return None
         if not needs.slots:
-            return GraphKey(rows, None, is_mixed)
-        is_general = needs.has_mixtures or needs.bounds.has_columns
+            return GraphKey(rows, None, is_mixed, has_rolling)
+        is_general = has_rolling or needs.has_mixtures or needs.bounds.has_columns
         if is_mixed:
-            return GraphKey(rows, LoraKey(self.max_rank, GROUPED_TILE_ROWS[0], is_general), is_mixed)
-        rank = next(rank for rank in self.ranks if rank >= needs.bounds.rank)
+            lora = LoraKey(self.max_rank, GROUPED_TILE_ROWS[0], is_general)
+            return GraphKey(rows, lora, is_mixed, has_rolling)
+        rank = self.max_rank if has_rolling else next(rank for rank in self.ranks if rank >= needs.bounds.rank)
         tile_rows = ROW_WISE if needs.tile_rows == ROW_WISE else GROUPED_TILE_ROWS[0]
-        return GraphKey(rows, LoraKey(rank, tile_rows, is_general))
+        return GraphKey(rows, LoraKey(rank, tile_rows, is_general), has_rolling=has_rolling)
 
 
 def _tile_choices(num_rows: int, rank: int, is_general: bool) -> Iterator[int]:

@@ -64,6 +64,11 @@ class BatchRows:
     adapter_runs: tuple[AdapterRun, ...]
 
     @property
+    def has_rolling(self) -> bool:
+        """Whether a request of the step has a rolling window."""
+        return any(piece.rolling_window is not None for piece in self.slices)
+
+    @property
     def is_mixed(self) -> bool:
         """Whether the step has more than decoding rows that are all sampled: rows of prompts."""
         return any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in self.slices)
@@ -100,7 +105,7 @@ class BatchTensors:
     """What attention must know of the step."""
     adapter_runs: tuple[AdapterRun, ...]
     last_position: int = 0
-    """The largest of the positions, where torch rotates queries and keys."""
+    """The largest of the positions, or 0 if none can be behind the context."""
 
     @property
     def row_pages_by_group(self) -> tuple[torch.Tensor, ...]:

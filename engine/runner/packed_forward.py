@@ -128,4 +128,5 @@ def batch_over(rows: BatchRows, on_device: dict[str, torch.Tensor]) -> BatchTens
         num_sampled=rows.num_sampled,
         attention=AttentionBatch(rows.placed, on_device["positions"]),
         adapter_runs=rows.adapter_runs,
+        last_position=max(rows.positions) if rows.has_rolling else 0,
     )

@@ -9,7 +9,7 @@ Invariant: a graph holds no number of a step. Two steps of one key use the same 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from graftwork.engine.attention.backend import AttentionBatch
 from graftwork.engine.attention.triton_attention import StepCapacity
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.sampling import MOST_ROLLING_TOKENS
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.kernels.step_inputs import HostMemory, Passenger, StepInputs, WordLayout, Words
 from graftwork.engine.kernels.take_tokens import take_tokens_launch
@@ -90,6 +91,7 @@ class GraphLimits:
             num_pages=most * pages_of_one,
             num_chunk_rows=key.num_rows if key.is_mixed else 0,
             num_chunks=most,
+            has_rolling=key.has_rolling,
         )
 
     def lora_words(self, key: GraphKey) -> int:
@@ -153,11 +155,11 @@ class StepGraphs:
         """
         if any(piece.reads_prompt for piece in rows.slices):
             return EagerReason.SCORES
-        if any(piece.rolling_window is not None for piece in rows.slices):
-            return EagerReason.WINDOWS
         if not owners.is_for_kernels_alone:
             return EagerReason.ADAPTERS
-        key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners), is_mixed=rows.is_mixed)
+        key = self._limits.keys.find(
+            len(rows.token_ids), self._lora.needs_of(owners), is_mixed=rows.is_mixed, has_rolling=rows.has_rolling
+        )
         if key is None or key not in self._passes or not self._has_room(key, rows):
             return EagerReason.CHUNKS if rows.is_mixed else EagerReason.ROWS
         return key
@@ -207,6 +209,8 @@ class StepGraphs:
         nothing = on_device["token_ids"][:0]
         sampled = on_device.get("sampled_rows")
         batch = batch_over(rows, {"sampled_rows": nothing} | on_device | {"begun_pages": nothing})
+        if key.has_rolling:  # texts may be longer than the context
+            batch = replace(batch, last_position=MOST_ROLLING_TOKENS)
         attention = self._attention.over(on_device, self._attention.sizes_for(capacity)[1])
 
         def work() -> None:
@@ -225,7 +229,8 @@ class StepGraphs:
             sampled = np.zeros(self._limits.requests(key), np.int32)  # what is not filled gathers the first row
             sampled[: rows.num_sampled] = words["sampled_rows"][: rows.num_sampled]
             words["sampled_rows"] = sampled
-        return words | self._attention.cut(batch, pads_by_tiles=key.is_mixed).arrays
+        queries = self._attention.cut(batch, pads_by_tiles=key.is_mixed, has_rolling=key.has_rolling)
+        return words | queries.arrays
 
     def _cut(self, key: GraphKey, owners: StepOwners) -> CutStep:
         if key.lora is None:

@@ -1,7 +1,7 @@
 """Computes the row operations by Triton kernels, for CUDA devices: one launch for each operation.
 
-The kernels and what is exact in them are described in engine/kernels: norm.py, rotary.py and activation.py. Rounds
-where TorchRowOps rounds.
+The kernels and what is exact in them are described in engine/kernels: norm.py, rotary.py, angles.py and activation.py.
+Rounds where TorchRowOps rounds.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,12 @@ from collections.abc import Callable
 import torch
 
 from graftwork.engine.kernels.activation import activate_launch
+from graftwork.engine.kernels.angles import Rotation, RowAngles, step_angles_launch
 from graftwork.engine.kernels.norm import NormRules, add_norm_launch, norm_launch
 from graftwork.engine.kernels.rotary import HeadNorm, RotaryAngles, RowPlaces, rotate_and_store_launch
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.rotary import RotaryTables
+from graftwork.engine.model.rotary import RotaryTable, RotaryTables
 from graftwork.engine.runner.input_batch import BatchTensors
 from graftwork.engine.runner.row_ops import norm_wide
 
@@ -23,6 +24,7 @@ class TritonRowOps:
 
     def __init__(self, config: ModelConfig, rotary: RotaryTables, cache: KvCache) -> None:
         self._config = config
+        self._tables = rotary.by_layer
         self._angles = [
             None if table is None else RotaryAngles(table.cosines, table.sines, table.is_interleaved)
             for table in rotary.by_layer
@@ -34,8 +36,25 @@ class TritonRowOps:
     def plan(self, batch: BatchTensors) -> "TritonStepRows":
         if self._cache.device.type == "cuda":
             torch.cuda.set_device(self._cache.device)  # Triton launches on the thread's current device
-        rows = [RowPlaces(batch.positions, pages, batch.row_offsets) for pages in batch.row_pages_by_group]
-        return TritonStepRows(self._config, self._angles, self._cache, rows)
+        angles, positions = self._angles, batch.positions
+        if batch.last_position >= self._config.context_tokens:
+            angles = self._angles_of_rows(positions)
+            positions = torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
+        rows = [RowPlaces(positions, pages, batch.row_offsets) for pages in batch.row_pages_by_group]
+        return TritonStepRows(self._config, angles, self._cache, rows)
+
+    def _angles_of_rows(self, positions: torch.Tensor) -> list[RotaryAngles | None]:
+        """Returns tables of the layers for the rows of one step, whose positions may be behind the context. One launch for each
+        rotary embedding.
+        """
+        made: dict[RotaryTable, RotaryAngles] = {}
+        for table in dict.fromkeys(self._tables):
+            if table is not None:
+                rotation = Rotation(table.frequencies, table.is_interleaved, table.factor)
+                angles = RowAngles.empty(rotation, len(positions))
+                step_angles_launch(angles, rotation, positions, (table.cosines, table.sines)).run()
+                made[table] = RotaryAngles(angles.cosines, angles.sines, table.is_interleaved)
+        return [None if table is None else made[table] for table in self._tables]
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)

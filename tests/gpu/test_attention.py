@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.attention.cases import Step, random_step, run_kernels
+from graftwork.engine.core.sampling import RollingWindow
+from tests.engine.attention.cases import Step, TextRotation, random_step, run_kernels
 from tests.engine.attention.test_kernels import SLICES, shape_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -20,14 +21,18 @@ def _needs_triton() -> None:
     pytest.importorskip("triton", reason="the kernels extra is not installed")
 
 
-def mixed(step: Step, num_programs: int = 528, **rules: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def mixed(
+    step: Step, num_programs: int = 528, rotation: TextRotation | None = None, **rules: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernels make of a step on the device, and what fp64 makes of it."""
     from graftwork.engine.attention import launch, reference
+    from graftwork.engine.kernels.angles import Rotation
 
     chosen = launch.ScoreRules(step.shape.head_dim**-0.5, **rules)
     on_device = launch.ScoreRules(**{**_fields(chosen), "sinks": _cuda(chosen.sinks)})
-    actual = run_kernels(launch, step, on_device, num_programs, torch.device("cuda")).cpu()
-    return actual, reference.attend(step.query, step.keys, step.values, step.batch, chosen)
+    actual = run_kernels(launch, step, on_device, num_programs, torch.device("cuda"), rotation).cpu()
+    turn = None if rotation is None else Rotation(rotation.frequencies, rotation.is_interleaved)
+    return actual, reference.attend(step.query, step.keys, step.values, step.batch, chosen, turn)
 
 
 def _fields(rules: Any) -> dict[str, Any]:
@@ -87,6 +92,26 @@ def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype, window: int | None) -
 
     assert torch.equal(together[7:], torch.cat(alone))
     assert torch.equal(at_once, torch.cat(cuts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (14, 2, 64)])
+@pytest.mark.parametrize("window", [RollingWindow(4, 300), RollingWindow(0, 17), RollingWindow(300, 1500)])
+def test_rolling_windows_are_near_fp64(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: RollingWindow
+) -> None:
+    """Requests with a rolling window, which have given up all pages between, beside one without are within rounding of fp64, and
+    that one has the bits that it has without them."""
+    shape, windows = shape_of(heads, kv_heads, head_dim, dtype=dtype), [window, window, window, None, window]
+    step = random_step(shape, LONG, windows=windows)
+    rotation = TextRotation(1 / 10_000.0 ** (torch.arange(head_dim // 2) / (head_dim // 2)))
+    rows = slice(306, 506)  # of the fourth request
+    lone = Step(shape, step.pieces[3:4], step.query[rows], step.keys, step.values)
+
+    actual, expected = mixed(step, rotation=rotation)
+
+    assert float((actual.double() - expected).abs().max()) < TOLERANCE[dtype]
+    assert torch.equal(actual[rows], mixed(lone)[0])
 
 
 def test_two_runs_have_the_same_bits() -> None:

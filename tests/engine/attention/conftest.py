@@ -8,14 +8,17 @@ import pytest
 from tests.engine.kernels.interpreted import interpreted_copies
 
 PACKAGE = "graftwork.engine.attention"
-WITH_KERNELS = ("online_softmax", "paged_kernels", "launch", "reference", "triton_attention", "selftest")
+WITH_KERNELS = (
+    *("online_softmax", "paged_kernels", "rolling_kernels", "launch", "reference", "triton_attention", "selftest"),
+)
 
 
 @pytest.fixture(scope="session")
 def interpreted() -> dict[str, ModuleType]:
     """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
-    copies = interpreted_copies(["graftwork.engine.kernels.blocks", *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
-    return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS}
+    shared = [f"graftwork.engine.kernels.{name}" for name in ("blocks", "angles")]
+    copies = interpreted_copies([*shared, *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
+    return {name.rpartition(".")[2]: copy for name, copy in copies.items()}
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_wrong_windows_are_refused(make_engine: Make, options: dict[str, int], p
 
 
 def test_engines_that_cannot_do_it_say_why(models: RandomModels, tmp_path: Path) -> None:
-    """Recurrent layers and several devices: the limits of the engine have the reason, which it tells."""
+    """Recurrent layers: the limits of the engine have the reason, which it tells. Several ranks and GPUs serve windows."""
     model, cpu = read_model_config(models.base), torch.device("cpu")
     plain = EngineConfig(models.base)
     hybrid = make_family(HYBRID_FAMILIES["granite-hybrid"], tmp_path, ())
@@ -198,7 +198,7 @@ def test_engines_that_cannot_do_it_say_why(models: RandomModels, tmp_path: Path)
         return scheduler_limits(config, model, device).why_no_windows
 
     assert why(plain) is None
-    assert "--tensor-parallel" in str(why(replace(plain, tensor_parallel=2)))
+    assert why(replace(plain, tensor_parallel=2)) is None
     assert why(plain, torch.device("cuda")) is None
     found = hybrid.engine(max_running=4).run([3, 4, 5], attention_window=8)
     assert isinstance(found.error, InvalidRequest)

@@ -15,7 +15,7 @@ from benchmarks.kernel_builds import MODELS, STREAM_MODELS
 from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel, served_variants
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant, is_cached, variant_of
@@ -45,7 +45,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Variants:
 
 
 def random_step(random: Random, *, awaits: bool) -> StepPlan:
-    """Chunks of prompts, decoding rows and drafts, with adapters of any kind, mixtures and masks."""
+    """Chunks of prompts, decoding rows and drafts, with adapters of any kind, mixtures, masks and rolling windows."""
     most = random.choice((1, 2, 6, 40))
     pieces = [random_piece(random, f"req_{number}", awaits=awaits) for number in range(random.randint(1, most))]
     return StepPlan(tuple(pieces))
@@ -60,12 +60,26 @@ def random_piece(random: Random, name: str, *, awaits: bool) -> RequestSlice:
     params = random.choice((params, SamplingParams(max_tokens=64, top_p=0.9, logprobs=2)))
     mask = random.choice((None, FirstTokens()))
     spec = SampleSpec(params, 1, start, mask=mask, history=TokenHistory([1, 2]))
-    pages = tuple(PageId(random.randrange(NUM_FRAMES)) for _ in range((start + num_tokens) // PAGE_TOKENS + 1))
+    window = random.choice((None, None, RollingWindow(4, 100), RollingWindow(0, 2000)))
+    num_given_up = 0 if window is None else random.choice((0, 400))
+    start += num_given_up * PAGE_TOKENS
+    num_pages = (start + num_tokens) // PAGE_TOKENS + 1 - num_given_up
+    pages = tuple(PageId(random.randrange(NUM_FRAMES)) for _ in range(num_pages))
     single = [AdapterUse(digest) for digest in ("8", "16", "128", "columns", "columns alone")]
     mixture = (AdapterUse("8", 0.5), AdapterUse("128", 0.5))
     uses = random.choice([(), *((one,) for one in single), mixture])
     tokens = () if awaits else (7,) * num_tokens
-    return RequestSlice(RequestId(name), tokens, start, pages, uses, (spec,) * num_samples, awaits_token=awaits)
+    return RequestSlice(
+        RequestId(name),
+        tokens,
+        start,
+        pages,
+        uses,
+        (spec,) * num_samples,
+        awaits_token=awaits,
+        rolling_window=window,
+        num_given_up=num_given_up,
+    )
 
 
 def runner_of(model: ServedModel) -> LlamaRunner:
@@ -175,10 +189,13 @@ def test_a_start_compiles_what_the_cache_lacks(
 @pytest.mark.parametrize("name", MODELS)
 def test_all_kernels_of_an_engine_compile_and_fit(name: str, capability: int) -> None:
     """Every variant that an engine may launch compiles for the architecture and fits its shared memory. Nothing spills
-    but prefill: of a thread, attention in 16 bits at most 64 bytes on Ampere, and tiles of LoRA in fp32 8 on Blackwell."""
+    but prefill: of a thread, attention in 16 bits at most 64 bytes on Ampere and with a rolling window 16 on Blackwell, and tiles
+    of LoRA in fp32 8 on Blackwell."""
     is_fp32 = MODELS[name].dtype == torch.float32
+    on_ampere = 64 if capability == 80 and not is_fp32 else 0
     allowed = {
-        "attend_tiles_kernel": 64 if capability == 80 and not is_fp32 else 0,
+        "attend_tiles_kernel": on_ampere,
+        "attend_rolling_tiles_kernel": 16 if capability == 100 and not is_fp32 else on_ampere,
         "shrink_tiles_kernel": 8 if capability == 100 and is_fp32 else 0,
     }
     for variant in served_variants(MODELS[name]):

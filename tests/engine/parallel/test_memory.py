@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.session_commands import SessionVerb, ToolWait
 from graftwork.engine.messages import ForgetAdapter, ForgetDomain
 from graftwork.platform.ids import IsolationDomain
+from tests.engine.attention.streaming_llama import StreamingLlama
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import Outcome
 from tests.engine.kv.test_tiers import SECOND, SMALLEST, first_turn, second_turn
@@ -55,6 +58,42 @@ def test_a_session_goes_through_all_tiers_of_two_ranks(
     assert [report.device_tokens for report in reports if report] == [48, 0, 0]
     assert [report.host_tokens for report in reports if report] == [0, 56, 0]
     assert [report.disk_tokens for report in reports if report] == [0, 0, 56]
+
+
+def test_a_session_with_a_rolling_window_goes_through_all_tiers_of_two_ranks(
+    models: RandomModels, tmp_path: Path
+) -> None:
+    """Its pages roll by on both ranks, and its turns have the tokens of StreamingLLM from the device, the host, and the files of
+    ended ranks."""
+    options: dict[str, Any] = {
+        "tensor_parallel": 2,
+        "disk_kv_bytes": 2**23,
+        "kv_folder": tmp_path,
+        "max_batch_tokens": 16,
+        "max_draft_tokens": 0,
+    }
+    asked: dict[str, Any] = {"attention_window": 9, "attention_sinks": 5, "max_tokens": 6, "ignore_eos": True}
+    window, random = RollingWindow(5, 9), Random(4)
+    driver = models.engine(**options)
+    text = random_prompt(random, 90)
+
+    for tier in (None, "host", "disk"):
+        use = SessionUse(SessionKey("s"), 0 if tier is None else len(text) - 3)
+        found = driver.run(text, session=use, **asked)
+        model = StreamingLlama(models.references[None], window.sinks, window.window)
+        answer = model.logits([*text, *found.token_ids])[len(text) - 1 : -1].argmax(-1).tolist()
+        assert found.token_ids == answer, tier
+        if tier is not None:
+            assert found.cache is not None
+            assert getattr(found.cache, f"{tier}_tokens") > 80
+        text += found.token_ids
+        driver.command(SessionVerb.SUSPEND, "s", text, window=window)
+        driver.poison_unused_pages()
+        text += random_prompt(random, 3)
+        if tier == "host":
+            driver.close()
+            driver = models.engine(**options)
+    driver.close()
 
 
 def test_pages_that_one_rank_has_lost_are_computed_again(models: RandomModels, tmp_path: Path) -> None:

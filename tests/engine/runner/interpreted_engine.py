@@ -4,11 +4,14 @@ ENGINE = "graftwork.engine"
 MODULES = tuple(
     f"{ENGINE}.{name}"
     for name in (
-        *(f"kernels.{name}" for name in ("blocks", "norm", "activation", "rotary", "take_tokens")),
+        *(f"kernels.{name}" for name in ("blocks", "norm", "activation", "angles", "rotary", "take_tokens")),
         *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
         *(f"lora.triton.{name}" for name in ("selftest", "backend")),
         *(f"experts.triton.{name}" for name in ("kernels", "launch", "backend", "selftest")),
-        *(f"attention.{name}" for name in ("online_softmax", "paged_kernels", "launch", "reference")),
+        *(
+            f"attention.{name}"
+            for name in ("online_softmax", "paged_kernels", "rolling_kernels", "launch", "reference")
+        ),
         *(f"attention.{name}" for name in ("triton_attention", "selftest")),
         *(f"sampling.device.{name}" for name in ("number_math", "edit_kernel", "weigh_kernels", "choose_kernel")),
         *(f"sampling.device.{name}" for name in ("launches", "device_sampler")),

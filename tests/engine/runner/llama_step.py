@@ -1,6 +1,7 @@
 """A runner with the shape of Llama-3.1-8B on a device without memory, and steps for it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from graftwork.engine.attention.triton_attention import TritonAttention
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.grammar.matching.masks import MaskFiller
@@ -217,7 +218,7 @@ class LlamaRunner:
         parts = PackedParts(decoder, TritonAttention(model, cache, dtype), builder, lora)
         self.gates = cache.gates
         self.forward = PackedForward(parts, finder, self.pinned)
-        self.keys = GraphKeys(MAX_REQUESTS, lora.max_rank, rules.min_rows, max_mixed_rows=256)
+        self.keys = GraphKeys(MAX_REQUESTS, lora.max_rank, rules.min_rows, max_mixed_rows=256, serves_rolling=True)
         limits = GraphLimits(self.keys, model.context_tokens, PAGE_TOKENS)
         self.graphs = StepGraphs(parts, cache.gates, self.pinned, limits)
         self.recorder = UncapturedGraphs()
@@ -248,6 +249,21 @@ def decode_plan(
             RequestSlice(RequestId(f"req_{row}"), tokens, num_keys - 1, pages, uses, (spec,), awaits_token=awaits)
         )
     return StepPlan(tuple(pieces))
+
+
+def rolling(plan: StepPlan, *, every: int = 1, sinks: int = 4, window: int = 500, num_given_up: int = 0) -> StepPlan:
+    """A plan whose requests have a rolling window, each one or every second, third, …; they have given up so many pages."""
+    shift = num_given_up * PAGE_TOKENS
+    return StepPlan(
+        tuple(
+            replace(
+                piece, rolling_window=RollingWindow(sinks, window), start=piece.start + shift, num_given_up=num_given_up
+            )
+            if number % every == 0
+            else piece
+            for number, piece in enumerate(plan.slices)
+        )
+    )
 
 
 def mixed_plan(specs: Sequence[SampleSpec], num_prompt_tokens: int) -> StepPlan:

@@ -27,6 +27,7 @@ from tests.engine.runner.llama_step import (
     mixed_plan,
     penalty_specs,
     plain_specs,
+    rolling,
 )
 
 ROWS, MOST_LAUNCHES = 32, 620
@@ -217,6 +218,52 @@ def test_a_graph_of_a_mixed_step_holds_its_launches(graphs: LlamaRunner) -> None
     assert counts.kernels["attend_tiles_kernel"] == counts.kernels["attend_splits_kernel"] == 32
     assert counts.kernels["shrink_tiles_kernel"] == counts.kernels["expand_tiles_kernel"] == 128
     assert counts.num_launches <= MOST_LAUNCHES - 4 + 33
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [0, 40])
+def test_rolling_windows_beside_other_rows_are_one_graph(graphs: LlamaRunner, num_prompt_tokens: int) -> None:
+    """A step whose rows have rolling windows, some of them behind the context, is a graph with the copies of any other; other
+    windows, sinks, lengths and numbers of such rows replay the same graph."""
+    works = set()
+    options: list[dict[str, Any]] = [
+        {},
+        {"every": 3, "sinks": 0, "window": 17},
+        {"every": 2, "sinks": 300, "window": 9, "num_given_up": 2000},
+    ]
+    for chosen in options:
+        specs = plain_specs(ROWS)
+        plan = rolling(mixed_plan(specs, num_prompt_tokens) if num_prompt_tokens else decode_plan(specs), **chosen)
+        before = graphs.recorder.num_replays
+
+        with counted(graphs.pinned) as counts:
+            graphs.runner.launch(plan).sample()
+
+        assert graphs.recorder.num_replays == before + 1
+        assert counts.faults == []
+        assert (counts.operations.total(), counts.allocations) == (0, 0)
+        assert (counts.copies_in, counts.copies_out) == (1, 1)
+        works.add(id(graphs.recorder.work))
+    assert len(works) == 1
+
+
+def test_a_graph_of_rolling_windows_launches_one_kernel_more_in_a_layer(graphs: LlamaRunner) -> None:
+    """Beside the launches of a decode step, a graph with rolling windows has one of attention in each layer, two of angles, and
+    one that numbers the rows; nothing in it waits. A step without such rows has none of them."""
+    kernels = []
+    for plan in (decode_plan(plain_specs(ROWS)), rolling(decode_plan(plain_specs(ROWS)), every=2)):
+        with counted(graphs.pinned):
+            graphs.runner.launch(plan).sample()
+        assert graphs.recorder.work is not None
+        with counted(graphs.pinned) as counts:
+            graphs.recorder.work()
+        assert counts.faults == []
+        assert (counts.copies_in, counts.copies_out) == (0, 0)
+        kernels.append(counts)
+
+    plain, with_windows = kernels
+    assert with_windows.kernels - plain.kernels == {"attend_rolling_splits_kernel": 32, "step_angles_kernel": 2}
+    assert plain.kernels - with_windows.kernels == {}
+    assert with_windows.operations - plain.operations == {"aten::arange": 1}
 
 
 def test_a_step_by_a_graph_waits_for_whole_loads(graphs: LlamaRunner) -> None:

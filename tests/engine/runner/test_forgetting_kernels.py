@@ -65,11 +65,23 @@ def test_rows_that_forget_stand_beside_exact_ones(base: Path, overlap_steps: boo
     driver.engine.scheduler.check_integrity()
 
 
-def test_the_context_is_the_limit_where_kernels_rotate(base: Path) -> None:
-    """Triton's rotary kernel has angles up to the context, so a longer text is refused there and not computed wrongly."""
-    driver = engine(base)
+def test_texts_are_longer_than_the_context(base: Path) -> None:
+    """A text over the border of a context of 256 tokens and one behind it have the tokens of StreamingLLM, and a plain one
+    beside them the log-probabilities that it has alone, bit for bit."""
+    driver = engine(base, max_running=3)
+    prompts = [prompt_of(seed, length) for seed, length in enumerate((250, 300, 20))]
+    asked: dict[str, Any] = {"ignore_eos": True, "logprobs": 0}
+    windows: dict[str, Any] = {"attention_window": WINDOW, "attention_sinks": SINKS}
 
-    found = driver.run(prompt_of(1, 300), max_tokens=1, attention_window=WINDOW)
+    found = [driver.submit(prompt, max_tokens=12, **asked, **windows) for prompt in prompts[:2]]
+    found.append(driver.submit(prompts[2], max_tokens=14, **asked))
+    driver.finish()
+    alone = engine(base, max_running=3).run(prompts[2], max_tokens=14, **asked)
 
-    assert found.error is not None
-    assert "maximum context length is 256 tokens" in found.error.message
+    model = reference_model(base, None)
+    for prompt, one in zip(prompts[:2], found[:2], strict=True):
+        streamed = StreamingLlama(model, SINKS, WINDOW).logits([*prompt, *one.token_ids])[len(prompt) - 1 : -1]
+        assert one.token_ids == streamed.argmax(-1).tolist()
+        chosen = streamed.log_softmax(-1).max(-1).values
+        torch.testing.assert_close(torch.tensor([item.logprob for item in one.logprobs]), chosen, atol=2e-4, rtol=0)
+    assert [item.logprob for item in found[2].logprobs] == [item.logprob for item in alone.logprobs]

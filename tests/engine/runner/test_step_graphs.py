@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.kernels.step_inputs import PinnedMemory
 from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS, ROW_WISE, LaunchBounds, StepShape, tile_rows_for
@@ -33,6 +34,8 @@ TEMPORARIES = {
     *("chosen", "counts", "tokens", "places", "tile_expert", "tile_start", "tile_length"),
 }
 """Arguments of kernels that a graph keeps in its own memory, which the recorder has not."""
+ROLLING_TEMPORARIES = {"row_cosines", "row_sines", "cosines", "sines", "positions"}
+"""The same in steps with rolling windows, which compute the angles of their rows."""
 RANKS = {"a": 12, "b": 4, "c": 16, "d": 8, "e": 20}
 
 
@@ -41,6 +44,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
+        self.temporaries = TEMPORARIES
         self.replays: dict[int, list[list[Any]]] = {}
         """By graph: what each replay launched."""
 
@@ -49,7 +53,7 @@ class Recorder:
 
     def note(self, launch: Launch) -> None:
         tensors = {name: one for name, one in launch.arguments.items() if isinstance(one, torch.Tensor)}
-        temporary = {one.data_ptr() for name, one in tensors.items() if name in TEMPORARIES}
+        temporary = {one.data_ptr() for name, one in tensors.items() if name in self.temporaries}
         described = dict(launch.arguments) | {
             # An argument that a kernel does not read may stand for a temporary one.
             name: (None if one.data_ptr() in temporary else one.data_ptr(), one.shape, one.stride())
@@ -100,10 +104,13 @@ def engine(base: Path, **options: Any) -> Any:
     return engine_of(base, source, max_running=8, max_draft_tokens=0, **options)
 
 
-def with_graphs(driver: Any, graphs: ModuleType, recorder: Recorder, max_mixed_rows: int = 32) -> Any:
+def with_graphs(
+    driver: Any, graphs: ModuleType, recorder: Recorder, max_mixed_rows: int = 32, *, serves_rolling: bool = False
+) -> Any:
     """Lets the engine compute steps by graphs, which are captured before it has any adapter."""
     forward = driver.engine.runner.forward
-    keys = GraphKeys(8, forward.parts.lora.max_rank, min_rows=4, max_mixed_rows=max_mixed_rows)
+    rank = forward.parts.lora.max_rank
+    keys = GraphKeys(8, rank, min_rows=4, max_mixed_rows=max_mixed_rows, serves_rolling=serves_rolling)
     limits = graphs.GraphLimits(keys, context_tokens=64, page_tokens=4)
     device = torch.device("cpu")
     forward.graphs = graphs.StepGraphs(forward.parts, driver.engine.cache.gates, PinnedMemory(device), limits)
@@ -138,6 +145,48 @@ def test_two_steps_of_a_graph_launch_the_same_and_compute_what_torch_computes(
     assert several
     for first, *others in several:
         assert len(first) > 8
+        for other in others:
+            assert list(differences(first, other)) == []
+
+
+@pytest.mark.usefixtures("engine_interprets_all")
+def test_rolling_windows_are_steps_of_a_graph(
+    base: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder
+) -> None:
+    """Steps with other rows, windows, sinks and lengths, up to texts longer than the context, have the same grids, numbers and
+    addresses in every launch of a graph, and torch's tokens and logits; no step is eager."""
+    rounds = [
+        [
+            Request(50, (AdapterUse("a"),), RollingWindow(3, 9)),
+            Request(9),
+            Request(5, (AdapterUse("b"),), RollingWindow(0, 4)),
+        ],
+        [
+            Request(60, (), RollingWindow(1, 5)),
+            Request(7, (AdapterUse("a", 0.5), AdapterUse("b", -1.0)), RollingWindow(5, 6)),
+            Request(2, (AdapterUse("c"),)),
+        ],
+    ]
+    sizes: dict[str, Any] = {"max_batch_tokens": 16, "max_context_tokens": 64}
+    module = interpreted_engine["graftwork.engine.runner.step_graphs"]
+    ours = with_graphs(engine(base, **sizes, **TRITON), module, recorder, 16, serves_rolling=True)
+    theirs = engine(base, **sizes, **TORCH)
+    recorder.temporaries = TEMPORARIES | ROLLING_TEMPORARIES
+
+    for requests in rounds:
+        of_graphs = run(ours, list(RANKS), requests, max_tokens=5)
+        of_torch = run(theirs, list(RANKS), requests, max_tokens=5)
+
+        assert of_graphs.token_ids == of_torch.token_ids
+        torch.testing.assert_close(of_graphs.logits, of_torch.logits, atol=1e-4, rtol=1e-4)
+    stats = ours.loop.stats()
+    assert stats.graph_steps + stats.graph_prompt_steps == stats.steps
+    several = [replays for replays in recorder.replays.values() if len(replays) > 1]
+    assert {name for replays in several for name, _, _ in replays[0]} >= {
+        *("attend_rolling_splits_kernel", "attend_rolling_tiles_kernel", "step_angles_kernel"),
+        *("attend_splits_kernel", "attend_tiles_kernel"),
+    }
+    for first, *others in several:
         for other in others:
             assert list(differences(first, other)) == []
 
@@ -184,53 +233,72 @@ def test_a_step_that_no_graph_has_room_for_is_eager(
     st.lists(st.integers(1, 16), min_size=1, max_size=70),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_small_step_has_a_graph_that_serves_it(
-    num_rows: int, pages_of_ranks: list[int], has_mixtures: bool, has_columns: bool
+    num_rows: int, pages_of_ranks: list[int], has_mixtures: bool, has_columns: bool, has_rolling: bool
 ) -> None:
     """Any step of up to 70 rows with adapters of up to 128 ranks finds a graph in the enumeration, whose rows, rank,
-    tiles and kinds of adapters cover it."""
+    tiles, kinds of adapters and windows cover it."""
     from graftwork.engine.lora.triton.fused_lora import LoraNeeds
 
     ranks = [8 * pages for pages in pages_of_ranks[:num_rows]]
     tile_rows = tile_rows_for(StepShape(num_rows, len(ranks), sum(ranks)))
-    keys = GraphKeys(70, 128)
+    keys = GraphKeys(70, 128, serves_rolling=has_rolling)
     slots = frozenset(range(len(ranks)))
+    needs = LoraNeeds(tile_rows, LaunchBounds(max(ranks), has_columns), has_mixtures, slots)
 
-    key = keys.find(num_rows, LoraNeeds(tile_rows, LaunchBounds(max(ranks), has_columns), has_mixtures, slots))
+    key = keys.find(num_rows, needs, has_rolling=has_rolling)
 
     assert key in list(keys)
     assert key is not None
     assert key.lora is not None
     assert num_rows <= key.num_rows < 2 * num_rows
-    assert max(ranks) <= key.lora.rank <= max(16, 2 * max(ranks))
+    assert max(ranks) <= key.lora.rank <= (128 if has_rolling else max(16, 2 * max(ranks)))
+    assert key.has_rolling == has_rolling
     assert (key.lora.tile_rows == ROW_WISE) == (tile_rows == ROW_WISE)
     assert key.lora.tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])
     assert key.lora.is_general >= (has_mixtures or has_columns)
 
 
-@given(st.integers(1, 3000), st.integers(0, 1100), st.integers(0, 128), st.booleans(), st.booleans())
+@given(st.integers(1, 3000), st.integers(0, 1100), st.integers(0, 128), st.booleans(), st.booleans(), st.booleans())
 def test_every_mixed_step_has_a_graph_that_serves_it(
-    num_rows: int, max_mixed_rows: int, rank: int, has_mixtures: bool, has_columns: bool
+    num_rows: int, max_mixed_rows: int, rank: int, has_mixtures: bool, has_columns: bool, has_rolling: bool
 ) -> None:
     """A step with prompts of up to as many rows as the largest graph finds one in the enumeration. Its rows are less than
     twice as many, and less than 1.25 times where there are more than 256."""
     from graftwork.engine.lora.triton.fused_lora import LoraNeeds
 
-    keys = GraphKeys(70, 128, max_mixed_rows=max_mixed_rows)
+    keys = GraphKeys(70, 128, max_mixed_rows=max_mixed_rows, serves_rolling=has_rolling)
     needs = LoraNeeds(16, LaunchBounds(rank, has_columns), has_mixtures, frozenset({0} if rank else ()))
 
-    key = keys.find(num_rows, needs, is_mixed=True)
+    key = keys.find(num_rows, needs, is_mixed=True, has_rolling=has_rolling)
 
     assert (key is not None) == (num_rows <= max_mixed_rows)
     if key is None:
         return
     assert key in list(keys)
+    assert key.has_rolling == has_rolling
     assert num_rows <= key.num_rows < max(16, num_rows * (1.25 if num_rows > 256 else 2)) + 1
     assert (key.lora is None) == (rank == 0)
     if key.lora is not None:
         assert rank <= key.lora.rank
         assert key.lora.is_general >= (has_mixtures or has_columns)
+
+
+def test_rolling_windows_add_two_graphs_of_mixed_steps_and_three_of_decode_steps_to_each_number_of_rows() -> None:
+    """The kinds of adapters, tiles and ranks do not multiply: an engine of 256 requests has fewer than a third more graphs."""
+    without, with_windows = (
+        list(GraphKeys(256, 128, max_mixed_rows=1024, serves_rolling=serves_rolling))
+        for serves_rolling in (False, True)
+    )
+
+    added = [key for key in with_windows if key.has_rolling]
+    assert set(with_windows) - set(added) == set(without)
+    assert len(with_windows) == len(set(with_windows))
+    assert sum(key.is_mixed for key in added) == 2 * len(GraphKeys(256, 128, max_mixed_rows=1024).mixed_row_counts)
+    assert sum(not key.is_mixed for key in added) <= 3 * 9
+    assert len(added) < len(without) / 3
 
 
 def test_a_step_with_too_many_rows_has_no_graph() -> None:

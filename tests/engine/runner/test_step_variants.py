@@ -16,7 +16,7 @@ from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.runner.graph_keys import GraphKey, GraphKeys
 from tests.engine.runner.device_gate import counted
-from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, mixed_plan, plain_specs
+from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, mixed_plan, plain_specs, rolling
 
 Variants = dict[Any, KernelVariant]
 
@@ -48,22 +48,23 @@ def run_graphs(model: LlamaRunner, keys: Iterable[GraphKey]) -> None:
             model.graphs.work_of(key)()
 
 
-def run_step(model: LlamaRunner, num_rows: int, num_adapters: int, num_keys: int) -> None:
+def run_step(model: LlamaRunner, num_rows: int, num_adapters: int, num_keys: int, *, has_windows: bool = False) -> None:
     with counted(model.pinned):
-        specs = plain_specs(num_rows)
-        model.runner.launch(decode_plan(specs, num_keys, num_adapters=num_adapters)).sample()
+        plan = decode_plan(plain_specs(num_rows), num_keys, num_adapters=num_adapters)
+        model.runner.launch(rolling(plan, every=2, num_given_up=900) if has_windows else plan).sample()
 
 
 def test_no_step_meets_a_kernel_that_the_enumeration_lacks(model: LlamaRunner, variants: Variants) -> None:
-    """Decode steps of any number of rows, adapters and keys launch only kernels that the graphs of up to 8 rows, with
-    the kernels of sampling, have launched at start."""
+    """Decode steps of any number of rows, adapters and keys, with rolling windows and without, launch only kernels that the
+    graphs of up to 8 rows, with the kernels of sampling, have launched at start."""
     run_graphs(model, GraphKeys(8, 16, model.keys.min_rows))
+    run_graphs(model, (key for key in model.keys if key.has_rolling and not key.is_mixed and key.num_rows <= 8))
     run_step(model, 1, 0, 5)
     at_start = set(variants)
     model.forward.graphs = model.graphs
 
     for num_rows, num_adapters, num_keys in ((1, 1, 1), (3, 0, 100), (5, 2, 17), (8, 8, 2047), (8, 1, 4000)):
-        run_step(model, num_rows, num_adapters, num_keys)
+        run_step(model, num_rows, num_adapters, num_keys, has_windows=num_rows % 2 == 1)
         assert model.recorder.work is not None
         with counted(model.pinned):
             model.recorder.work()
@@ -76,15 +77,16 @@ def test_no_step_with_a_prompt_meets_a_kernel_that_the_enumeration_lacks(
 ) -> None:
     """Steps with prompts of any length beside decoding rows launch only kernels that the graphs of mixed steps of up to 64
     rows, with the kernels of sampling, have launched at start."""
-    keys = GraphKeys(8, model.keys.max_rank, model.keys.min_rows, max_mixed_rows=64)
+    keys = GraphKeys(8, model.keys.max_rank, model.keys.min_rows, max_mixed_rows=64, serves_rolling=True)
     run_graphs(model, [key for key in keys if key.is_mixed])
     run_step(model, 1, 0, 5)
     at_start = set(variants)
     model.forward.graphs = model.graphs
 
     for num_rows, num_prompt_tokens in ((1, 2), (1, 64), (5, 17), (20, 33)):
+        plan = mixed_plan(plain_specs(num_rows), num_prompt_tokens)
         with counted(model.pinned):
-            model.runner.launch(mixed_plan(plain_specs(num_rows), num_prompt_tokens)).sample()
+            model.runner.launch(rolling(plan, every=2) if num_rows > 1 else plan).sample()
         assert model.recorder.work is not None
         with counted(model.pinned):
             model.recorder.work()

@@ -95,6 +95,34 @@ def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap
     assert ours == answers(engine(windowed, **TORCH, window_groups=False))
 
 
+def test_rolling_windows_stand_beside_windows_of_layers(windowed: Path) -> None:
+    """Layers with a window of their own keep it in graphs of requests with a rolling window: the tokens are torch's, also of a
+    request without one beside them, while pages that nobody holds are NaN."""
+    options: list[dict[str, Any]] = [{"attention_window": 13, "attention_sinks": 5}, {}]
+
+    def served(driver: EngineDriver) -> list[list[int]]:
+        pairs = zip(PROMPTS, options, strict=True)
+        outcomes = [driver.submit(prompt, max_tokens=10, ignore_eos=True, **more) for prompt, more in pairs]
+        while not all(outcome.is_over for outcome in outcomes):
+            driver.poison_unused_pages()
+            driver.step()
+            driver.engine.scheduler.check_integrity()
+        return [outcome.token_ids for outcome in outcomes]
+
+    driver = engine(windowed, **TRITON)
+    forward: Any = driver.engine.runner.forward
+    windows = driver.engine.kv_cache.page_store.sizes.windows
+    build = GraphBuild(forward.parts, driver.engine.cache.gates, LIMITS, windows)
+    forward.graphs = build.capture(lambda: RepeatedWork(), MemoryMeter(9000, 5000))
+    graphs = check_graphs(driver)
+
+    ours = served(driver)
+
+    assert sum(steps for key, steps in graphs.steps.items() if key.has_rolling) > 5
+    assert graphs.steps.total() == driver.loop.stats().steps
+    assert ours == served(engine(windowed, **TORCH, window_groups=False))
+
+
 def test_kernels_apply_adapters_to_all_linear_layers_of_several_streams(tmp_path: Path) -> None:
     """In one batch LoRA, DoRA and biases of lora_B on all linear layers, LoRA on the table of inputs, and none, have peft's
     logits by the kernels: also on queries without keys, on what mixes streams and beside the layers."""

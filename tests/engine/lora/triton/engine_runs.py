@@ -11,6 +11,7 @@ import torch
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.lora.weights import AdapterSource, AdapterWeights, LoraPair
 from tests.engine.engine_driver import EngineDriver
 from tests.engine.lora.test_lifecycle import SHAPES
@@ -26,6 +27,14 @@ class Request:
 
     prompt_tokens: int
     uses: tuple[AdapterUse, ...] = ()
+    window: RollingWindow | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The sampling fields of its rolling window."""
+        if self.window is None:
+            return {}
+        return {"attention_window": self.window.window, "attention_sinks": self.window.sinks}
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,11 @@ def run(driver: EngineDriver, adapters: Sequence[str], requests: Sequence[Reques
     random, earlier = Random(7), set(driver.outcomes)
     outcomes = [
         driver.submit(
-            random_prompt(random, one.prompt_tokens), adapters=one.uses, max_tokens=max_tokens, ignore_eos=True
+            random_prompt(random, one.prompt_tokens),
+            adapters=one.uses,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            **one.options,
         )
         for one in requests
     ]
