@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_GRAPH_CHOICES = ("auto", "off")
+_GRAPH_CHOICES = ("auto", "windows", "off")
 
 _MOST_MIXED_ROWS = 1024
 """The most rows of a mixed step that a graph serves. Larger steps keep the device busy for as long as the host takes to
@@ -50,7 +50,7 @@ def wants_cuda_graphs(config: EngineConfig, device: torch.device) -> bool:
             f"cuda_graphs {config.cuda_graphs!r} is not known: choose one of {', '.join(_GRAPH_CHOICES)}.",
             param="cuda_graphs",
         )
-    return config.cuda_graphs == "auto" and device.type == "cuda" and config.tensor_parallel == 1
+    return config.cuda_graphs != "off" and device.type == "cuda" and config.tensor_parallel == 1
 
 
 def cuda_recorder(device: torch.device) -> "Callable[[], GraphRecorder]":
@@ -73,6 +73,8 @@ class GraphBuild:
     limits: SchedulerLimits
     windows: PageWindows | None = None
     """What the windowed layer groups keep; None if the model has one group."""
+    serves_rolling: bool = False
+    """Whether steps with rolling windows have graphs too, where the engine serves such windows."""
 
     def capture(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> "StepGraphs | None":
         """Captures all graphs. No page of the KV memory may be in use.
@@ -131,7 +133,7 @@ class GraphBuild:
             self.parts.lora.max_rank,
             self.parts.builder.rules.min_rows,
             max_mixed_rows=min(self.limits.max_batch_tokens, _MOST_MIXED_ROWS),
-            serves_rolling=self.limits.why_no_windows is None,
+            serves_rolling=self.serves_rolling and self.limits.why_no_windows is None,
         )
         limits = GraphLimits(keys, self.limits.context_tokens, self.limits.page_tokens)
         if self.windows is None:

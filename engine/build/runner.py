@@ -144,7 +144,8 @@ class RunnerParts:
         experts = packed.decoder.experts
         if experts is not None and not experts.uses_kernels:
             return None
-        return GraphBuild(packed, storage.cache.gates, self.limits, storage.sizes.windows)
+        serves_rolling = self.config.cuda_graphs == "windows"
+        return GraphBuild(packed, storage.cache.gates, self.limits, storage.sizes.windows, serves_rolling)
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype, storage.device_memory.device)

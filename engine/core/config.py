@@ -115,7 +115,8 @@ class EngineConfig:
     expert_kernels: str | None = None
     """`kernels` for the experts of routed layers alone: `auto`, `triton` or `torch`."""
     cuda_graphs: str = "auto"
-    """Whether steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
+    """Whether steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work), `windows` (those with
+    rolling windows too), or `off`.
 
     Answers do not depend on it. Capturing the graphs takes some time at the start, and memory.
     """

@@ -216,6 +216,8 @@ class EngineStats(EngineCounters):
     """Eager steps, whose kernels are launched one by one. These have rows of a prompt, and more rows than any graph."""
     eager_score_steps: int = field(default=0, metadata=_steps("eager", "scores"))
     """Eager steps that report log probabilities of a prompt, or evict its KV."""
+    eager_window_steps: int = field(default=0, metadata=_steps("eager", "windows"))
+    """Eager steps with a rolling window, of an engine that has no graphs for them."""
     eager_adapter_steps: int = field(default=0, metadata=_steps("eager", "adapters"))
     """Eager steps in which torch applies an adapter."""
     eager_row_steps: int = field(default=0, metadata=_steps("eager", "rows"))

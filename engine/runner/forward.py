@@ -53,6 +53,7 @@ class StepPaths:
     graph_prompt_steps: int = 0
     eager_chunk_steps: int = 0
     eager_score_steps: int = 0
+    eager_window_steps: int = 0
     eager_adapter_steps: int = 0
     eager_row_steps: int = 0
     eager_steps: int = 0

@@ -30,6 +30,8 @@ class EagerReason(StrEnum):
     """Some rows are of a prompt, and no graph of mixed steps has room for all rows."""
     SCORES = "eager_score_steps"
     """The step scores or embeds a prompt, for which it needs the hidden states, or evicts one."""
+    WINDOWS = "eager_window_steps"
+    """A row has a rolling window, and the engine has no graphs for such steps."""
     ADAPTERS = "eager_adapter_steps"
     """Torch applies an adapter of the step."""
     ROWS = "eager_row_steps"

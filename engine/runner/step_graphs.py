@@ -155,6 +155,8 @@ class StepGraphs:
         """
         if any(piece.reads_prompt for piece in rows.slices):
             return EagerReason.SCORES
+        if rows.has_rolling and not self._limits.keys.serves_rolling:
+            return EagerReason.WINDOWS
         if not owners.is_for_kernels_alone:
             return EagerReason.ADAPTERS
         key = self._limits.keys.find(

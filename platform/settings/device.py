@@ -61,7 +61,9 @@ class DeviceSettings:
     """The former setting for row operations alone: `auto`, `triton` or `torch`. None means `kernels`."""
     attention_backend: str | None = setting(None, one_of("auto", "triton", "torch"))
     """The former setting for attention alone: `auto`, `triton` or `torch`. None means `kernels`."""
-    cuda_graphs: str = setting("auto", one_of("auto", "off"))
-    """Whether steps are CUDA graphs: `auto` (on CUDA, if all kernels work) or `off`."""
+    cuda_graphs: str = setting("auto", one_of("auto", "windows", "off"))
+    """Whether steps are CUDA graphs: `auto` (on CUDA, if all kernels work), `windows` (those with attention windows too),
+    or `off`.
+    """
     renew_calibration: bool = setting(False, parse_flag)
     """Whether engines measure this machine again at their start, in place of what `data_dir` has from an earlier one."""

@@ -41,7 +41,7 @@ def test_the_metrics_keep_their_names() -> None:
             "graftwork_expert_rows_total": {("kernels",), ("torch",)},
             "graftwork_engine_steps_total": {
                 *(("graph", rows) for rows in ("decoding", "prompt")),
-                *(("eager", why) for why in ("prompt", "scores", "adapters", "rows", "no_graphs")),
+                *(("eager", why) for why in ("prompt", "scores", "windows", "adapters", "rows", "no_graphs")),
             },
             "graftwork_kernel_fallbacks": {
                 (one,) for one in ("rows", "attention", "lora", "sampler", "graphs", "experts")

@@ -301,6 +301,26 @@ def test_rolling_windows_add_two_graphs_of_mixed_steps_and_three_of_decode_steps
     assert len(added) < len(without) / 3
 
 
+@pytest.mark.usefixtures("engine_interprets_all")
+def test_without_graphs_for_windows_such_steps_are_eager(
+    base: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder
+) -> None:
+    """Steps with a rolling window are counted by their reason, those without one stay graphs, and the answers are torch's."""
+    rounds = [[Request(30, (), RollingWindow(2, 7)), Request(9)], [Request(9), Request(12)]]
+    sizes: dict[str, Any] = {"max_batch_tokens": 16, "max_context_tokens": 64}
+    module = interpreted_engine["graftwork.engine.runner.step_graphs"]
+    ours = with_graphs(engine(base, **sizes, **TRITON), module, recorder, 16)
+    theirs = engine(base, **sizes, **TORCH)
+
+    for requests in rounds:
+        of_graphs, of_torch = (run(one, list(RANKS), requests, max_tokens=5) for one in (ours, theirs))
+        assert of_graphs.token_ids == of_torch.token_ids
+    stats = ours.loop.stats()
+    assert stats.eager_window_steps > 5
+    assert stats.graph_steps > 2
+    assert stats.graph_steps + stats.graph_prompt_steps + stats.eager_window_steps == stats.steps
+
+
 def test_a_step_with_too_many_rows_has_no_graph() -> None:
     """A step with more rows than the largest graph is computed without one."""
     from graftwork.engine.lora.triton.fused_lora import LoraNeeds

@@ -112,7 +112,7 @@ def test_rolling_windows_stand_beside_windows_of_layers(windowed: Path) -> None:
     driver = engine(windowed, **TRITON)
     forward: Any = driver.engine.runner.forward
     windows = driver.engine.kv_cache.page_store.sizes.windows
-    build = GraphBuild(forward.parts, driver.engine.cache.gates, LIMITS, windows)
+    build = GraphBuild(forward.parts, driver.engine.cache.gates, LIMITS, windows, serves_rolling=True)
     forward.graphs = build.capture(lambda: RepeatedWork(), MemoryMeter(9000, 5000))
     graphs = check_graphs(driver)
 
