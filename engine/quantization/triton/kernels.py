@@ -42,16 +42,14 @@ def bits_of(words, STEP: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr):
     hold them.
 
     An integer of 4 bits, with its sign bit flipped, becomes the last bits of a number whose last bit counts 1. Exponent
-    and fraction of a float8_e4m3fn are put where DTYPE has them; in 16 bits, two bytes of a word are moved at once.
+    and fraction of a float8_e4m3fn are put where DTYPE has them. In 16 bits, two codes of a word are moved at once.
     """
-    if KIND == "int4":
-        nibbles = (words >> (4 * STEP)) & 15
-        if tl.float32 == DTYPE:
-            bits = nibbles ^ 0x4B000008
-        elif tl.float16 == DTYPE:
-            bits = (nibbles ^ 0x6408).to(tl.int16)
-        else:
-            bits = (nibbles ^ 0x4308).to(tl.int16)
+    if KIND == "int4" and tl.float32 == DTYPE:
+        bits = ((words >> (4 * STEP)) & 15) ^ 0x4B000008
+    elif KIND == "int4":
+        pairs = (words >> (4 * (STEP % 4))) & 0x000F000F
+        pairs = pairs ^ (0x64086408 if tl.float16 == DTYPE else 0x43084308)
+        bits = (pairs >> (16 * (STEP // 4))).to(tl.int16)
     elif tl.float32 == DTYPE:
         moved = words << (24 - 8 * STEP)
         bits = (moved & -0x80000000) | ((moved >> 4) & 0x07F00000)

@@ -89,7 +89,6 @@ EXAMPLES = (
     ("fp8 blocks bf16", CodesForm(Codes.FLOAT8, 128, False, torch.bfloat16)),
     ("fp8 rows bf16", CodesForm(Codes.FLOAT8, WHOLE_ROW, False, torch.bfloat16, rounds_rows=True)),
     ("fp8 rows, blocks bf16", CodesForm(Codes.FLOAT8, 128, False, torch.bfloat16, rounds_rows=True)),
-    ("fp8 blocks fp16", CodesForm(Codes.FLOAT8, 128, False, torch.float16)),
 )
 """The forms that are compiled. Together they cover each kind of codes, scale, zero point and dtype."""
 

@@ -29,6 +29,14 @@ def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], kind: Cod
     assert interpreted["selftest"].why_weight_kernels_fail(form, CPU, dtype) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_float8_pass(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
+    """The kernels that round rows pass the self-test too."""
+    form = random_weight(Codes.FLOAT8, 4, 256, 128)
+
+    assert interpreted["selftest"].why_weight_kernels_fail(form, CPU, dtype, rounds_rows=True) is None
+
+
 @pytest.mark.parametrize(
     ("kernel", "reason"), [("multiply_codes_kernel", "differ from plain torch"), ("sum_parts_kernel", "differ")]
 )
