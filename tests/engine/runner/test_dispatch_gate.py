@@ -227,8 +227,8 @@ def test_a_quantised_model_launches_products_of_codes(is_symmetric: bool) -> Non
     """A step on int4 weights reads their codes by one kernel for each layer, one that adds spans where few programs have the
     whole layer, and one that sums x for zero points. It waits for nothing, and a graph of it allocates nothing."""
     scheme = Scheme(Method.AWQ, 4, 128, is_symmetric=is_symmetric)
-    two = {"num_layers": 2, "ropes": LLAMA.ropes[:2], "windows": LLAMA.windows[:2]}
-    model = replace(LLAMA, **two, quantization=Quantization(scheme, ("lm_head",)))
+    model = replace(LLAMA, num_layers=2, ropes=LLAMA.ropes[:2], windows=LLAMA.windows[:2])
+    model = replace(model, quantization=Quantization(scheme, ("lm_head",)))
     made = LlamaRunner([adapter(str(number), 16, model, DTYPE) for number in range(16)], model)
 
     eager = step(made, plain_specs(ROWS))

@@ -51,7 +51,8 @@ def test_kernels_of_codes_and_around_them_equal_peft(tmp_path: Path, form: str) 
         asked[list(driver.outcomes)[-1]] = (prompt, adapter)
     driver.finish()
 
-    assert all(linear.has_kernels for linear in driver.engine.runner.forward.parts.decoder.weights.quantized_linears)
+    forward: Any = driver.engine.runner.forward
+    assert all(linear.has_kernels for linear in forward.parts.decoder.weights.quantized_linears)
     assert len(recorder.rows) == 4
     check_rows(recorder, driver, family, asked)
 
