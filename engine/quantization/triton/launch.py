@@ -269,4 +269,4 @@ def _most_registers(tile_rows: int, dtype: torch.dtype, table: CodesTable, *, is
         return 255
     if tile_rows == TILE_ROWS[1]:
         return 232 if table.group_size < BLOCK else 168
-    return None if is_parallel or table.kind is Codes.INT8 or table.group_size < BLOCK else 208
+    return None if is_parallel or table.kind is Codes.INT8 or table.group_size < BLOCK else 224
