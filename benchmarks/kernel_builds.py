@@ -38,6 +38,7 @@ from graftwork.engine.model.block import Activation, StreamsSpec
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import ExpertsConfig, RouterScore, RouterSpec
 from graftwork.engine.model.rope_config import RopeConfig
+from graftwork.engine.quantization.scheme import Method, Quantization, Scheme
 
 _LLAMA = ModelConfig(
     vocab_size=128_256,
@@ -106,7 +107,19 @@ _STREAMS = replace(
 )
 STREAM_MODELS: dict[str, ServedModel] = {"gemma-3n-e4b bf16": ServedModel(_STREAMS, torch.bfloat16)}
 """Models with several residual streams, compiled besides."""
-ALL_MODELS: Mapping[str, ServedModel] = {**MODELS, **ROUTED_MODELS, **STREAM_MODELS}
+_FORMS = {
+    "int4 with zero points": Scheme(Method.AWQ, 4, 128, is_symmetric=False),
+    "int8": Scheme(Method.ROUND_INT8, 8, None),
+    "fp8": Scheme(Method.FLOAT8, 8, None),
+    "fp8 blocks": Scheme(Method.FLOAT8, 8, 128, block=(128, 128)),
+}
+QUANTISED_MODELS: dict[str, ServedModel] = {
+    f"llama-8b {name}": ServedModel(replace(_LLAMA, quantization=Quantization(form, ("lm_head",))), torch.bfloat16)
+    for name, form in _FORMS.items()
+}
+QUANTISED_MODELS["llama-8b fp8 rows"] = replace(QUANTISED_MODELS["llama-8b fp8"], rounds_rows=True)
+"""Models with quantised weights, compiled besides."""
+ALL_MODELS: Mapping[str, ServedModel] = {**MODELS, **ROUTED_MODELS, **STREAM_MODELS, **QUANTISED_MODELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +159,11 @@ def _build(wanted: tuple[str, int, int]) -> Build:
 def compile_models(models: Sequence[str], num_processes: int) -> Iterator[Build]:
     """Yields the builds of all variants of the models in no fixed order. Shows a progress bar."""
     wanted = [
-        (model, number, arch) for model in models for number in range(len(_variants(model))) for arch in CAPABILITIES
+        (model, number, arch)
+        for model in models
+        for number, variant in enumerate(_variants(model))
+        for arch in CAPABILITIES
+        if arch >= variant.least_capability
     ]
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         yield from track(pool.map(_build, wanted), "compiling", total=len(wanted))

@@ -43,6 +43,7 @@ ROOMS = (
     "engine/kernels",
     "engine/quantization",
     "engine/model",
+    "engine/quantization/triton",
     "engine/experts",
     "engine/experts/triton",
     "engine/grammar/patterns",

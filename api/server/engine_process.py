@@ -106,6 +106,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         tensor_parallel=settings.tensor_parallel,
         dtype=model_dtype(settings),
         kv_dtype=settings.kv_dtype,
+        activation_dtype=settings.activation_dtype,
         quantization=settings.quantization,
         threads=settings.threads,
         kernels=settings.kernels,

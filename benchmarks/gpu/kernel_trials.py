@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from gpu.phase_run import PhaseRun
 from gpu.random_engine import model_config
+from gpu.weight_products import FORMS, random_weight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -68,6 +69,7 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
     from graftwork.engine.attention.selftest import why_attention_fails
     from graftwork.engine.experts.triton.selftest import why_expert_kernels_fail
     from graftwork.engine.lora.triton.selftest import why_kernels_fail
+    from graftwork.engine.quantization.triton.selftest import why_weight_kernels_fail
     from graftwork.engine.runner.row_selftest import why_row_kernels_fail
     from graftwork.engine.sampling.device.selftest import why_sampler_fails
 
@@ -81,6 +83,14 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
             (f"experts {name}", partial(why_expert_kernels_fail, device, dtype)),
             (f"attention {name}", partial(why_attention_fails, model, 16, device, dtype)),
         ]
+        for form in FORMS if not run.is_dry else ("int8",) if dtype == torch.bfloat16 else ():
+            weight, rounds_rows = random_weight(form, 8, 256, "cpu"), form == "fp8 rows"
+            trials.append(
+                (
+                    f"weights {form} {name}",
+                    partial(why_weight_kernels_fail, weight, device, dtype, rounds_rows=rounds_rows),
+                )
+            )
     return trials
 
 

@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,6 +36,8 @@ from graftwork.engine.kernels.norm import NormRules
 from graftwork.engine.kernels.variants import ModelShape, row_variants, served_launches
 from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
 from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.quantization.scheme import round_to_nearest
+from graftwork.engine.quantization.triton.variants import served_weight_variants, weight_variants
 from graftwork.engine.sampling.device.variants import sampler_variants, served_sampler_variants
 from graftwork.platform.worker_slots import python_command, watch_parent
 
@@ -58,6 +60,8 @@ class ServedModel:
     """The dtype of KV in the pages; None means `dtype`."""
     page_tokens: int = 16
     max_lora_rank: int = 128
+    rounds_rows: bool = False
+    """Whether layers with weights of float8 round their input too."""
 
 
 def all_variants() -> Iterator[KernelVariant]:
@@ -66,6 +70,7 @@ def all_variants() -> Iterator[KernelVariant]:
     yield from lora_variants()
     yield from attention_variants()
     yield from expert_variants()
+    yield from weight_variants()
     yield from sampler_variants()
 
 
@@ -114,6 +119,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
     yield from served_attention_variants(config, dtype, model.kv_dtype or dtype, model.page_tokens)
     yield from served_lora_variants(config, dtype, model.max_lora_rank)
     yield from served_expert_variants(config, dtype)
+    yield from served_weight_variants(config, dtype, rounds_rows=model.rounds_rows)
     yield from served_sampler_variants(config.vocab_size, dtype)
 
 
@@ -133,6 +139,7 @@ class CompilingAhead:
         except ValueError as error:  # some kernels do not serve these sizes, and torch stands in for them
             _log.warning("kernels_not_compiled_ahead", extra={"processes": 0, "reason": str(error)})
             return
+        quantization = _rounded_to(model.config)
         self._num_missing = sum(not is_cached(variant, capability) for variant in variants)
         if self._num_missing <= _FEW:
             return
@@ -140,7 +147,10 @@ class CompilingAhead:
         command = [
             *python_command("graftwork.engine.build.compile_kernels"),
             *("--model", str(folder), "--dtype", str(model.dtype).removeprefix("torch."), "--arch", str(capability)),
-            *("--max-lora-rank", str(model.max_lora_rank), "--page-tokens", str(model.page_tokens), "--part"),
+            *("--max-lora-rank", str(model.max_lora_rank), "--page-tokens", str(model.page_tokens)),
+            *(() if quantization is None else ("--quantization", quantization)),
+            *(("--activation-dtype", "fp8") if model.rounds_rows else ()),
+            "--part",
         ]
         reader, self._lifeline = os.pipe()  # its end ends the processes, also if this one is killed
         for part in range(count):
@@ -172,6 +182,12 @@ class CompilingAhead:
         self._processes = []
 
 
+def _rounded_to(model: ModelConfig) -> str | None:
+    """Returns the setting `--quantization` of a model; None if its weights are those of its files."""
+    found = model.quantization
+    return None if found is None or not found.is_rounded else found.scheme.method.value
+
+
 def _failure_of(process: subprocess.Popen[str]) -> str | None:
     """Waits for a process. Returns the end of what it wrote if it failed."""
     try:
@@ -188,9 +204,15 @@ def main() -> None:
     asked = _parser().parse_args()
     variants = list(all_variants())
     if asked.model is not None:
-        dtype = _DTYPES[asked.dtype]
+        dtype, config = _DTYPES[asked.dtype], read_model_config(asked.model)
+        if asked.quantization is not None:
+            config = replace(config, quantization=round_to_nearest(asked.quantization, config.quantization))
         served = ServedModel(
-            read_model_config(asked.model), dtype, page_tokens=asked.page_tokens, max_lora_rank=asked.max_lora_rank
+            config,
+            dtype,
+            page_tokens=asked.page_tokens,
+            max_lora_rank=asked.max_lora_rank,
+            rounds_rows=asked.activation_dtype == "fp8",
         )
         variants = served_variants(served)
     if asked.part is not None:
@@ -206,6 +228,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compile Triton kernels for several GPU architectures.")
     parser.add_argument("--model", type=Path, help="a folder with config.json; without it, examples are compiled")
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+    parser.add_argument("--quantization", choices=("int8", "int4"), help="to what plain weights are rounded")
+    parser.add_argument(
+        "--activation-dtype", choices=("auto", "fp8"), default="auto", help="in what fp8 layers multiply"
+    )
     parser.add_argument("--max-lora-rank", type=int, default=128)
     parser.add_argument("--page-tokens", type=int, default=16, help="the tokens of a page of KV")
     parser.add_argument("--arch", type=int, nargs="+", default=CAPABILITIES, help="compute capabilities, such as 90")

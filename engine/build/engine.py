@@ -37,6 +37,7 @@ from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_divisi
 from graftwork.engine.build.runner import RunnerParts, build_draft_model
 from graftwork.engine.build.waiting_order import build_order
 from graftwork.engine.build.warm_up import begin_compiling, choose_sizes
+from graftwork.engine.build.weights import choose_weight_kernels
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.requests import EngineRequest
@@ -174,7 +175,10 @@ def _memory(parts: RunnerParts, storage: KvStorage, draft_model: DraftModelRunne
 
 
 def _scopes(settings: RankSettings, storage: KvStorage) -> CacheScopes:
-    variant = f"{settings.model.kv_variant}{scope_suffix(storage.cache.format)}"
+    activations = (
+        "" if settings.config.activation_dtype == "auto" else f"/activations {settings.config.activation_dtype}"
+    )
+    variant = f"{settings.model.kv_variant}{scope_suffix(storage.cache.format)}{activations}"
     return CacheScopes(settings.fingerprint, f"{settings.dtype}/{storage.sizes.page_tokens}{variant}")
 
 
@@ -239,6 +243,7 @@ def _load_model(
         with phases.phase("kernels"):
             if compiling is not None:
                 compiling.wait()
+            choose_weight_kernels(own, weights, device, dtype)
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         draft_model = build_draft_model(config, draft, device, weights.num_bytes)

@@ -24,6 +24,7 @@ from graftwork.engine.build.kernels import build_attention, build_row_ops, build
 from graftwork.engine.build.kv import KvStorage, frame_sizer
 from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.build.lora import build_lora
+from graftwork.engine.build.weights import choose_weight_kernels
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.experts.backend import ExpertBackend
@@ -219,6 +220,11 @@ class _StepParts:
                 and self.decoder.experts is not None
                 and not self.decoder.experts.uses_kernels
             ),
+            fallback_weights=int(
+                on_gpu
+                and config.kernels_for("weights") == "auto"
+                and not all(linear.has_kernels for linear in self.decoder.weights.quantized_linears)
+            ),
             fallback_lora=int(config.kernels_for("lora") == "auto" and isinstance(self.lora, TorchLora)),
         )
 
@@ -285,6 +291,7 @@ def build_draft_model(
     own = _own_config(config, device)
     dtype, limits = choose_dtype(own.dtype, draft, device), scheduler_limits(own, draft, device)
     weights = load_weights(own, draft, device, dtype)
+    choose_weight_kernels(own, weights, device, dtype)
     storage = _draft_storage(own, draft, device, dtype)
     parts = RunnerParts(own, draft, weights, build_lora(own, draft, device, dtype), limits, dtype, lambda: None)
     sizes = DraftModelSizes(
@@ -306,6 +313,7 @@ def _own_config(config: EngineConfig, device: torch.device) -> EngineConfig:
         config,
         model=config.draft_model,
         quantization=None,
+        activation_dtype="auto",
         window_groups=False,
         kv_dtype="auto",
         max_context_tokens=None,

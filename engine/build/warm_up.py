@@ -125,7 +125,13 @@ def begin_compiling(
 
     major, minor = torch.cuda.get_device_capability(device)
     page_tokens = page_tokens_of(config, model)
-    served = ServedModel(model, dtype, page_tokens=page_tokens, max_lora_rank=config.max_lora_rank)
+    served = ServedModel(
+        model,
+        dtype,
+        page_tokens=page_tokens,
+        max_lora_rank=config.max_lora_rank,
+        rounds_rows=config.activation_dtype == "fp8",
+    )
     return CompilingAhead(config.model, served, 10 * major + minor)
 
 

@@ -25,6 +25,7 @@ from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.ranks import config_from, config_of_rank, connected, layout_of_rank, sizes_of
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.build.warm_up import choose_sizes
+from graftwork.engine.build.weights import choose_weight_kernels
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.weights import open_weights
 from graftwork.engine.parallel.collectives import connect
@@ -118,6 +119,7 @@ def _parts(config: EngineConfig, rank: Rank, device: torch.device, dtype: torch.
     whole = read_served_model(config)
     model = model_of_rank(whole, rank.size)
     weights = load_weights(config, model, device, dtype, RankReader(open_weights(config.model, whole), whole, rank))
+    choose_weight_kernels(config, weights, device, dtype)
     lora, limits = build_lora(config, model, device, dtype), scheduler_limits(config, model, device)
     return RunnerParts(config, model, weights, lora, limits, dtype, lambda: None, samples=False)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-KernelPart = Literal["lora", "rows", "attention", "experts", "sampler"]
+KernelPart = Literal["lora", "rows", "attention", "experts", "sampler", "weights"]
 """A part of the engine that kernels may compute."""
 
 
@@ -41,6 +41,10 @@ class EngineConfig:
     quantization: str | None = None
     """To what the weights of linear layers are rounded when they are loaded: `int8` (a scale for each output), `int4` (a
     scale for each output and 128 input features), or None to serve them as the checkpoint holds them.
+    """
+    activation_dtype: str = "auto"
+    """In what layers with weights of float8_e4m3fn multiply: `fp8` rounds each row of their input to float8_e4m3fn too, with
+    a scale of its own (W8A8), on GPUs of compute capability 8.9 and later; `auto` is the model's dtype. Answers differ.
     """
     threads: int = 1
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
@@ -101,8 +105,8 @@ class EngineConfig:
     """Bytes of host memory for adapter weights. Adapters are copied to the device from there."""
     max_lora_rank: int = 128
     kernels: str = "auto"
-    """What computes attention, row operations, adapters and sampling: `auto`, `triton` (CUDA), `torch`, or `native`, the
-    CPU's own kernel for adapters.
+    """What computes attention, row operations, adapters, sampling and, on CUDA, quantised weights: `auto`, `triton` (CUDA),
+    `torch`, or `native`, the CPU's own kernel for adapters.
 
     `auto` takes the kernels of the device, for each part if they work there, else `torch`. The others insist.
     """
@@ -114,6 +118,8 @@ class EngineConfig:
     """`kernels` for attention alone: `auto`, `triton` or `torch`."""
     expert_kernels: str | None = None
     """`kernels` for the experts of routed layers alone: `auto`, `triton` or `torch`."""
+    weight_kernels: str | None = None
+    """`kernels` for quantised weights on a GPU alone: `auto`, `triton` or `torch`."""
     cuda_graphs: str = "auto"
     """Whether steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work), `windows` (those with
     rolling windows too), or `off`.
@@ -188,7 +194,7 @@ class EngineConfig:
         Only torch reads and writes KV in bytes.
         """
         named = {"lora": self.lora_kernels, "rows": self.row_kernels, "attention": self.attention_backend}
-        own = {**named, "experts": self.expert_kernels}.get(part)
+        own = {**named, "experts": self.expert_kernels, "weights": self.weight_kernels}.get(part)
         if own is not None:
             return own
         if self.kv_dtype != "auto" and self.kernels == "auto" and part in ("rows", "attention"):

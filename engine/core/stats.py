@@ -229,6 +229,8 @@ class EngineStats(EngineCounters):
     fallback_attention: int = field(default=0, metadata=_fallback("attention"))
     fallback_experts: int = field(default=0, metadata=_fallback("experts"))
     fallback_lora: int = field(default=0, metadata=_fallback("lora"))
+    fallback_weights: int = field(default=0, metadata=_fallback("weights"))
+    """Torch makes quantised weights dense in each step."""
     fallback_sampler: int = field(default=0, metadata=_fallback("sampler"))
     fallback_graphs: int = field(default=0, metadata=_fallback("graphs"))
     forced_drafts: int = field(default=0, metadata=_drafts("grammar", "forced"))

@@ -68,6 +68,8 @@ class KernelVariant:
     aligned: frozenset[str]
     """The arguments that are multiples of 16."""
     options: Mapping[str, Any]
+    least_capability: int = 80
+    """The oldest architecture that has its instructions."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -93,7 +95,7 @@ class CompiledKernel:
     ptx: str
 
 
-def variant_of(name: str, launch: Launch) -> KernelVariant:
+def variant_of(name: str, launch: Launch, *, least_capability: int = 80) -> KernelVariant:
     """Returns the variant that Triton compiles for a launch. `name` says what it is for.
 
     The launch may have tensors of the device `meta`, which have a dtype but no memory. They count as aligned. Raises
@@ -113,7 +115,9 @@ def variant_of(name: str, launch: Launch) -> KernelVariant:
             constants[parameter.name] = argument
         elif is_specialized and not parameter.do_not_specialize_on_alignment and _is_aligned(argument):
             aligned.add(parameter.name)
-    return KernelVariant(name, launch.kernel, signature, constants, frozenset(aligned), launch.options)
+    return KernelVariant(
+        name, launch.kernel, signature, constants, frozenset(aligned), launch.options, least_capability
+    )
 
 
 def _type_of(argument: Any, is_specialized: bool) -> str:
@@ -148,9 +152,11 @@ def _is_aligned(argument: Any) -> bool:
 def compile_all(
     variants: Iterable[KernelVariant], capabilities: Sequence[int] = CAPABILITIES
 ) -> Iterator[CompiledKernel]:
-    """Compiles each variant for each architecture (compute capability). Yields them as they are compiled."""
+    """Compiles each variant for each architecture (compute capability) that can run it. Yields them as they are compiled."""
     for variant in variants:
         for capability in capabilities:
+            if capability < variant.least_capability:
+                continue
             yield compile_variant(variant, capability)
 
 

@@ -45,7 +45,7 @@ from graftwork.engine.model.weight_reader import (
     read_plain,
     skip_zero_bias,
 )
-from graftwork.engine.quantization.linear import LinearWeight, StepKinds
+from graftwork.engine.quantization.linear import LinearWeight, QuantizedLinear, StepKinds
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -148,6 +148,11 @@ class DecoderWeights:
         """The attention sinks of each layer. None if the model has none."""
         found = tuple(layer.sinks for layer in self.layers if layer.sinks is not None)
         return found or None
+
+    @property
+    def quantized_linears(self) -> list[QuantizedLinear]:
+        """The linear layers with quantised weights, those of experts and the output head too."""
+        return [linear for linear in (self.head, *self._linears) if isinstance(linear, QuantizedLinear)]
 
     @property
     def num_bytes(self) -> int:

@@ -6,17 +6,21 @@ a plain one, because a checkpoint may leave some layers as they were.
 On a CPU there are two ways. The compiled kernel reads the codes themselves, which suits decoding rows. Prompts have many
 rows, for which a few outputs of the weight are made dense at a time and multiplied as plain ones are. The two round
 differently, so which of them serves a row follows from the row's own request alone: decoding rows (a single known token,
-and drafts) take the kernel. Elsewhere, and where the kernel does not work, all rows take the second way.
+and drafts) take the kernel. Where the kernel does not work, all rows take the second way.
 
-Invariant: the bits of a decoding row do not depend on the other rows. Those of a prompt's rows depend on them no more than
-with plain weights (see BatchInvariance).
+On a GPU, kernels compute all rows, those of prompts too, once the engine has chosen them (`take_kernels`, see
+build/weights.py). Without them all rows take the second way.
+
+Invariant: the bits of a row that a kernel computes do not depend on the other rows. Those of other rows depend on them no
+more than with plain weights (see BatchInvariance).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -54,10 +58,28 @@ class StepKinds:
         return found
 
 
+class DeviceProducts(Protocol):
+    """The products of one weight by kernels of a GPU."""
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        """The weight, as the kernels read it."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes besides those of the weight."""
+        ...
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+        """Writes x @ W.T + bias to y, [num_rows, out_features], for x [num_rows, in_features]."""
+        ...
+
+
 class QuantizedLinear:
     """A linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features]."""
 
-    __slots__ = ("_kinds", "_parts", "_rows_at_once", "bias", "dtype")
+    __slots__ = ("_has_kernels", "_kinds", "_parts", "_rows_at_once", "bias", "dtype")
 
     def __init__(
         self,
@@ -71,7 +93,31 @@ class QuantizedLinear:
         self.dtype = dtype
         self._rows_at_once: int | None = None
         self._kinds = kinds
+        self._has_kernels = False
         self._parts = [_part(weight, dtype) for weight in weights]
+
+    @property
+    def quantized(self) -> list[QuantizedWeight]:
+        """The quantised weights of its parts, as they are stored."""
+        return [part.weight for part in self._parts if isinstance(part.weight, QuantizedWeight)]
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels of a GPU compute all rows of all quantised parts."""
+        return self._has_kernels
+
+    def take_kernels(self, products: Callable[[QuantizedWeight], DeviceProducts]) -> None:
+        """Lets kernels of a GPU compute the layer. Joins adjacent parts of one form, so that one launch computes them."""
+        parts: list[_Part] = []
+        for is_quantized, run in groupby(self._parts, key=lambda part: isinstance(part.weight, QuantizedWeight)):
+            if not is_quantized:
+                parts += run
+                continue
+            weights = [part.weight for part in run if isinstance(part.weight, QuantizedWeight)]
+            joined = QuantizedWeight.joined(weights)
+            made = map(products, weights if joined is None else [joined])
+            parts += [_Part(one.weight, self.dtype, None, one) for one in made]
+        self._parts, self._has_kernels = parts, True
 
     @property
     def weight(self) -> torch.Tensor:
@@ -114,6 +160,8 @@ class QuantizedLinear:
         """Returns [num_rows, out_features] for rows that are not those of the step: `are_prompts` says which of them belong
         to prompts, [num_rows] on the host.
         """
+        if self.has_kernels:
+            return self._product(x, ())
         num_decoding = int(np.count_nonzero(~are_prompts))
         prompts = (range(num_decoding, len(x)),)
         if num_decoding in (0, len(x)):
@@ -141,6 +189,9 @@ class QuantizedLinear:
         prompt_rows: Sequence[range],
     ) -> None:
         """Writes the products of one part to y, [num_rows, out_features of the part]."""
+        if part.kernels is not None:
+            part.kernels.multiply(x, bias, y)
+            return
         if part.products is None:
             y.copy_(_dense_product(part, x, bias, self._rows_at_once))
             return
@@ -180,7 +231,9 @@ class _Part:
     weight: LinearWeight
     dtype: torch.dtype
     products: "CpuProducts | None"
-    """The compiled kernel's products. None for a plain weight, and where the kernel is not used."""
+    """The products of a CPU's compiled kernel. None for a plain weight, and where the kernel is not used."""
+    kernels: DeviceProducts | None = None
+    """The products of a GPU's kernels. None for a plain weight, and where they are not used."""
 
     @property
     def out_features(self) -> int:
@@ -194,7 +247,8 @@ class _Part:
     def num_bytes(self) -> int:
         if isinstance(self.weight, torch.Tensor):
             return self.weight.nbytes
-        return self.weight.num_bytes + (0 if self.products is None else self.products.num_bytes)
+        own = self.kernels or self.products
+        return self.weight.num_bytes + (0 if own is None else own.num_bytes)
 
     def dense(self, start: int, end: int) -> torch.Tensor:
         """Returns the outputs [start, end) of the dense weight."""

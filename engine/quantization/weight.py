@@ -7,6 +7,7 @@ Owns the codes, scales and zero points, and how they lie in memory. Never reads 
 dtype of the scales.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -52,6 +53,9 @@ class QuantizedWeight:
     """The dtype to which values are rounded."""
     order: torch.Tensor | None = None  # [in_features] int64
     """The input feature of each stored column, if columns are sorted by groups."""
+    in_words: bool = False
+    """Whether codes of FLOAT8 are in words, as kernels on a GPU read them: word l of a block's 32 words has in its byte j the
+    code j * 32 + l of the block."""
 
     @classmethod
     def of(
@@ -102,11 +106,43 @@ class QuantizedWeight:
             order=None if self.order is None else self.order.to(device),
         )
 
+    @property
+    def for_kernels(self) -> "QuantizedWeight":
+        """The same weight as kernels on a GPU read it: scales adjacent along the outputs, codes of FLOAT8 in words."""
+        moves = self.kind is Codes.FLOAT8 and not self.in_words
+        return replace(
+            self,
+            packed=_into_words(self.packed) if moves else self.packed,
+            scales=self.scales.t().contiguous().t(),
+            in_words=self.in_words or moves,
+        )
+
+    @classmethod
+    def joined(cls, weights: Sequence["QuantizedWeight"]) -> "QuantizedWeight | None":
+        """Returns weights with the same input as one, their outputs in order. None if they have not the same form."""
+        first = weights[0]
+        forms = {(one.kind, one.group_size, one.in_features, one.scale_dtype, one.in_words) for one in weights}
+        orders = [one.order for one in weights]
+        if len(forms) > 1 or any((order is None) != (first.order is None) for order in orders):
+            return None
+        if first.order is not None and not all(
+            order is not None and torch.equal(order, first.order) for order in orders
+        ):
+            return None
+        zeros = None
+        if any(one.zeros is not None for one in weights):
+            zeros = torch.cat(
+                [torch.zeros_like(one.scales, dtype=torch.int16) if one.zeros is None else one.zeros for one in weights]
+            )
+        packed, scales = torch.cat([one.packed for one in weights]), torch.cat([one.scales for one in weights])
+        return replace(first, packed=packed, scales=scales, zeros=zeros)
+
     def codes(self) -> torch.Tensor:
         """Returns the codes in the stored order: [out_features, in_features] int8 or float8_e4m3fn."""
         if self.kind is not Codes.INT4:
             dtype = torch.int8 if self.kind is Codes.INT8 else torch.float8_e4m3fn
-            return self.packed[:, : self.in_features].view(dtype)
+            stored = _out_of_words(self.packed) if self.in_words else self.packed
+            return stored[:, : self.in_features].view(dtype)
         words = self.packed.view(torch.int32).view(self.out_features, -1, 1, LANES)
         shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
         nibbles = ((words >> shifts) & 15).to(torch.int8).flatten(1)  # [out_features, blocks * 128]
@@ -153,6 +189,18 @@ class QuantizedWeight:
             group_size=self.group_size,
         )
         return replace(part, scale_dtype=self.scale_dtype)
+
+
+_WORD_BYTES = 4
+
+
+def _into_words(packed: torch.Tensor) -> torch.Tensor:
+    """Puts codes of FLOAT8 into words. See `in_words`."""
+    return packed.view(len(packed), -1, _WORD_BYTES, BLOCK // _WORD_BYTES).transpose(2, 3).reshape(packed.shape)
+
+
+def _out_of_words(packed: torch.Tensor) -> torch.Tensor:
+    return packed.view(len(packed), -1, BLOCK // _WORD_BYTES, _WORD_BYTES).transpose(2, 3).reshape(packed.shape)
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:

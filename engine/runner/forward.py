@@ -63,6 +63,7 @@ class StepPaths:
     fallback_attention: int = 0
     fallback_experts: int = 0
     fallback_lora: int = 0
+    fallback_weights: int = 0
     fallback_sampler: int = 0
     fallback_graphs: int = 0
 

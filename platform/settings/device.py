@@ -35,6 +35,9 @@ class DeviceSettings:
     quantization: str | None = setting(None, one_of("int8", "int4"))
     """To what the weights of linear layers are rounded when they are loaded: `int8` or `int4`. None serves them as the
     checkpoint holds them."""
+    activation_dtype: str = setting("auto", one_of("auto", "fp8"))
+    """In what layers with fp8 weights multiply on a GPU: `fp8` rounds each row of their input too, with a scale of its own, or
+    `auto`: the dtype of the model."""
     tensor_parallel: int = setting(1, whole(1, 8))
     """Devices of this machine that compute one model together, 1 to 8. Each holds a part of each layer."""
     threads: int = setting(1, whole(1, 1024))
@@ -53,7 +56,7 @@ class DeviceSettings:
     lora_host_bytes: int | None = setting(None, parse_bytes)
     """Bytes of host memory for adapters, from which they are copied to the device."""
     kernels: str = setting("auto", one_of("auto", "native", "triton", "torch"))
-    """What computes attention, row operations, adapters and sampling: `auto`, `triton` (CUDA), `torch`, or `native` (a
+    """What computes attention, row operations, adapters, quantised weights and sampling: `auto`, `triton` (CUDA), `torch`, or `native` (a
     CPU's kernel for adapters). `auto` takes those of the device that work there."""
     lora_kernels: str | None = setting(None, one_of("auto", "native", "triton", "torch"))
     """The former setting for adapters alone: `auto`, `native`, `triton` or `torch`. None means `kernels`."""

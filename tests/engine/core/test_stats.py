@@ -44,7 +44,7 @@ def test_the_metrics_keep_their_names() -> None:
                 *(("eager", why) for why in ("prompt", "scores", "windows", "adapters", "rows", "no_graphs")),
             },
             "graftwork_kernel_fallbacks": {
-                (one,) for one in ("rows", "attention", "lora", "sampler", "graphs", "experts")
+                (one,) for one in ("rows", "attention", "lora", "sampler", "graphs", "experts", "weights")
             },
             "graftwork_draft_tokens_total": {
                 ("grammar", "forced"),

@@ -8,6 +8,8 @@ MODULES = tuple(
         *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
         *(f"lora.triton.{name}" for name in ("selftest", "backend")),
         *(f"experts.triton.{name}" for name in ("kernels", "launch", "backend", "selftest")),
+        *(f"quantization.triton.{name}" for name in ("kernels", "launch", "products", "selftest")),
+        *(f"quantization.triton.{name}" for name in ("float8_kernels", "float8_launch")),
         *(
             f"attention.{name}"
             for name in ("online_softmax", "paged_kernels", "rolling_kernels", "launch", "reference")
@@ -25,6 +27,8 @@ USED_BY_ENGINES = tuple(
         "lora.triton.backend",
         "experts.triton.backend",
         "experts.triton.selftest",
+        "quantization.triton.products",
+        "quantization.triton.selftest",
         "attention.triton_attention",
         "attention.selftest",
         "runner.triton_row_ops",

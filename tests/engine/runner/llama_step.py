@@ -23,12 +23,16 @@ from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind, StreamsSpec
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.mlp_weights import DenseWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights
 from graftwork.engine.model.part_weights import LayerStreamWeights, StreamWeights
 from graftwork.engine.model.projections import GroupShape, group_shapes, stored_inputs, stored_width
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
+from graftwork.engine.quantization.linear import QuantizedLinear, StepKinds
+from graftwork.engine.quantization.triton.products import products_of
+from graftwork.engine.quantization.triton.variants import CodesForm
+from graftwork.engine.quantization.weight import QuantizedWeight
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.forward import SegmentFinder
 from graftwork.engine.runner.graph_keys import GraphKeys
@@ -65,12 +69,27 @@ LLAMA = ModelConfig(
 PAGE_TOKENS, NUM_FRAMES, MAX_REQUESTS = 16, 4096, 64
 
 
-def weights(model: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
+def linear(model: ModelConfig, dtype: torch.dtype, *shape: int, rounds_rows: bool = False) -> AnyLinear:
+    """A layer of (out_features, in_features): plain, or with codes that kernels read if the model is quantised."""
+    if model.quantization is None:
+        return Linear(torch.empty(shape, dtype=dtype, device=DEVICE))
+    form = CodesForm.of(model.quantization.scheme, shape[1], dtype)
+    table, scale_dtype = form.table(*shape), dtype
+    zeros = torch.empty(shape[0], len(table.scales), dtype=torch.int16, device=DEVICE) if form.has_zeros else None
+    packed = table.packed.view(torch.uint8)
+    weight = QuantizedWeight(form.kind, packed, table.scales.t(), zeros, form.group_size, shape[1], scale_dtype)
+    made = QuantizedLinear([weight], None, dtype, StepKinds())
+    made.take_kernels(products_of(rounds_rows=rounds_rows))
+    return made
+
+
+def weights(model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False) -> DecoderWeights:
     hidden, vocab = model.hidden_size, model.vocab_size
     empty = partial(torch.empty, dtype=dtype, device=DEVICE)
+    multiplied = partial(linear, model, dtype, rounds_rows=rounds_rows)
     return DecoderWeights(
         embedding=empty(vocab, hidden),
-        layers=tuple(layer_weights(model, layer, dtype) for layer in range(model.num_layers)),
+        layers=tuple(layer_weights(model, layer, dtype, multiplied) for layer in range(model.num_layers)),
         layer_shapes=tuple(map(model.layer_shapes, range(model.num_layers))),
         norm=norm_weights(model, dtype),
         head=Linear(empty(vocab, hidden)),
@@ -85,18 +104,20 @@ def norm_weights(model: ModelConfig, dtype: torch.dtype, *shape: int) -> torch.T
     return torch.empty(shape or (model.hidden_size,), dtype=kept, device=DEVICE)
 
 
-def layer_weights(model: ModelConfig, layer: int, dtype: torch.dtype) -> LayerWeights:
+def layer_weights(
+    model: ModelConfig, layer: int, dtype: torch.dtype, multiplied: Callable[..., AnyLinear]
+) -> LayerWeights:
     hidden, inner, query = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
-    empty, norm = partial(torch.empty, dtype=dtype, device=DEVICE), partial(norm_weights, model, dtype)
+    norm = partial(norm_weights, model, dtype)
     kv_heads = model.num_kv_heads if model.kv_source(layer) == layer else 0
     num_normed = model.num_heads + kv_heads * (2 if model.block.has_value_norm else 1)
     return LayerWeights(
         attention_norm=norm(),
-        qkv=Linear(empty(query + 2 * kv_heads * model.head_dim, hidden)),
+        qkv=multiplied(query + 2 * kv_heads * model.head_dim, hidden),
         qk_norm=norm(num_normed, model.head_dim) if model.has_qk_norm else None,
-        output=Linear(empty(hidden, query)),
+        output=multiplied(hidden, query),
         mlp_norm=norm(),
-        mlp=DenseWeights(Linear(empty(2 * inner, hidden)), Linear(empty(hidden, inner))),
+        mlp=DenseWeights(multiplied(2 * inner, hidden), multiplied(hidden, inner)),
         attention_post_norm=None if model.block.norms.after_attention is None else norm(),
         mlp_post_norm=None if model.block.norms.after_mlp is None else norm(),
         streams=None if model.streams is None else layer_stream_weights(model, model.streams, dtype),
@@ -201,13 +222,19 @@ class LlamaRunner:
     """A runner, and what it is made of."""
 
     def __init__(
-        self, adapters: Sequence[ResidentAdapter], model: ModelConfig = LLAMA, dtype: torch.dtype = DTYPE
+        self,
+        adapters: Sequence[ResidentAdapter],
+        model: ModelConfig = LLAMA,
+        dtype: torch.dtype = DTYPE,
+        *,
+        rounds_rows: bool = False,
     ) -> None:
         self.pinned = PinnedWords()
         memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype), DEVICE)
         cache = KvCache(model, memory, PAGE_TOKENS, dtype)
         rotary = RotaryTables.of(model, DEVICE)
-        decoder = Decoder(model, weights(model, dtype), TritonRowOps(model, rotary, cache), lambda: None)
+        own = weights(model, dtype, rounds_rows=rounds_rows)
+        decoder = Decoder(model, own, TritonRowOps(model, rotary, cache), lambda: None)
         rules = BatchInvariance.of(dtype)
         lora = build_triton_lora(model, 128, dtype, DEVICE, TorchLora(PackCache(0, rules.min_columns), rules))
         pool: Any = Adapters(adapters)

@@ -17,11 +17,14 @@ pytest.importorskip("triton", reason="the kernels extra is not installed")
 
 from graftwork.engine.kv.transfer.plan import LayerGate, LoadFailed
 from graftwork.engine.lora.triton.backend import StepOwners
+from graftwork.engine.quantization.scheme import Method, Quantization, Scheme
 from graftwork.engine.runner.graph_keys import EagerReason, GraphKey
 from tests.engine.runner.device_gate import StepCounts, counted
 from tests.engine.runner.llama_step import (
+    DTYPE,
     LLAMA,
     LlamaRunner,
+    adapter,
     decode_plan,
     llama,
     mixed_plan,
@@ -264,6 +267,32 @@ def test_a_graph_of_rolling_windows_launches_one_kernel_more_in_a_layer(graphs: 
     assert with_windows.kernels - plain.kernels == {"attend_rolling_splits_kernel": 32, "step_angles_kernel": 2}
     assert plain.kernels - with_windows.kernels == {}
     assert with_windows.operations - plain.operations == {"aten::arange": 1}
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_a_quantised_model_launches_products_of_codes(is_symmetric: bool) -> None:
+    """A step on int4 weights reads their codes by one kernel for each layer, one that adds spans where few programs have the
+    whole layer, and one that sums x for zero points. It waits for nothing, and a graph of it allocates nothing."""
+    scheme = Scheme(Method.AWQ, 4, 128, is_symmetric=is_symmetric)
+    model = replace(LLAMA, num_layers=2, ropes=LLAMA.ropes[:2], windows=LLAMA.windows[:2])
+    model = replace(model, quantization=Quantization(scheme, ("lm_head",)))
+    made = LlamaRunner([adapter(str(number), 16, model, DTYPE) for number in range(16)], model)
+
+    eager = step(made, plain_specs(ROWS))
+    made.forward.graphs = made.graphs
+    replayed = step(made, plain_specs(ROWS))
+    assert made.recorder.work is not None
+    with counted(made.pinned) as captured:
+        made.recorder.work()
+    made.masks.close()
+
+    assert eager.faults == replayed.faults == captured.faults == []
+    assert eager.operations == {"aten::linear": 1, "aten::embedding": 1, "aten::add": 1}
+    for counts in (eager, captured):
+        products = {name: counts.kernels[f"{name}_kernel"] for name in ("multiply_codes", "add_spans", "sum_parts")}
+        assert products == {"multiply_codes": 8, "add_spans": 6, "sum_parts": 0 if is_symmetric else 8}
+    assert (eager.copies_in, eager.copies_out) == (replayed.copies_in, replayed.copies_out) == (1, 1)
+    assert (replayed.operations.total(), replayed.allocations) == (0, 0)
 
 
 def test_a_step_by_a_graph_waits_for_whole_loads(graphs: LlamaRunner) -> None:

@@ -31,7 +31,7 @@ TRITON = dict.fromkeys(("attention_backend", "row_kernels", "lora_kernels"), "tr
 TORCH = dict.fromkeys(TRITON, "torch")
 TEMPORARIES = {
     *("hidden", "delta", "normed", "qkv", "query", "output", "gate_up", "inner", "x", "y", "planes"),
-    *("chosen", "counts", "tokens", "places", "tile_expert", "tile_start", "tile_length"),
+    *("chosen", "counts", "tokens", "places", "tile_expert", "tile_start", "tile_length", "sums"),
 }
 """Arguments of kernels that a graph keeps in its own memory, which the recorder has not."""
 ROLLING_TEMPORARIES = {"row_cosines", "row_sines", "cosines", "sines", "positions"}
