@@ -243,10 +243,12 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
 async def roll_up(gateway: Gateway, *tenants: TestTenant) -> None:
     """Adds all usage to the sums, and leaves a request of each tenant that is not in them."""
     server = gateway.resources.server
+    await gateway.store_usage()
     await UsageRollups(server.database, server.clock).roll_up()
     for tenant in tenants:
         answer = await tenant.client.post("/v1/chat/completions", json=chat(SECRET) | {"model": "pirate"})
         assert answer.status_code == 200, answer.text
+    await gateway.store_usage()
 
 
 async def rows_by_table(database: Database, tenant_id: str) -> dict[str, int]:
