@@ -82,6 +82,7 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
             (f"rows {name}", partial(why_row_kernels_fail, device, dtype)),
             (f"experts {name}", partial(why_expert_kernels_fail, device, dtype)),
             (f"attention {name}", partial(why_attention_fails, model, 16, device, dtype)),
+            (f"attention windows {name}", partial(why_attention_fails, model, 16, device, dtype, rolling=True)),
         ]
         for form in FORMS if not run.is_dry else ("int8",) if dtype == torch.bfloat16 else ():
             weight, rounds_rows = random_weight(form, 8, 256, "cpu"), form == "fp8 rows"

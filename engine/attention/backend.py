@@ -71,6 +71,11 @@ class StepAttention(Protocol):
 class AttentionBackend(Protocol):
     """Computes attention over the pages of one KV cache."""
 
+    @property
+    def serves_rolling(self) -> bool:
+        """Whether it computes rows with a rolling window too. If not, a hook must."""
+        ...
+
     def plan(self, batch: AttentionBatch) -> StepAttention:
         """Prepares a step. The result is valid until the next step is planned."""
         ...

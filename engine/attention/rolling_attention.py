@@ -26,17 +26,27 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTurn
 
 
-class RollingAttention:
-    """An attention backend that computes the rows of requests with a rolling window, in torch, above one that computes the
-    others.
-    """
+class RollingRows:
+    """Computes the rows of requests with a rolling window, in torch, beside a backend that leaves them out."""
 
-    def __init__(
-        self, config: ModelConfig, cache: KvCache, page_tokens: int, others: AttentionBackend, sinks: Sinks = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, cache: KvCache, page_tokens: int, sinks: Sinks = None) -> None:
         """`sinks` are the learned sinks of the model's layers, which have logits and no tokens."""
         self._layers = _Layers(config, cache, page_tokens, sinks, _turns(config, cache.device))
+
+    def around(self, attention: StepAttention, placed: Sequence[PlacedSlice]) -> StepAttention:
+        """Returns the attention of a step with these rows; `attention` itself if there are none."""
+        rolling = tuple(one for one in placed if one.piece.rolling_window is not None)
+        return RollingStep(self._layers, rolling, attention) if rolling else attention
+
+
+class RollingAttention:
+    """An attention backend that computes the rows of requests with a rolling window, above one that computes the others."""
+
+    serves_rolling = True
+
+    def __init__(self, rows: RollingRows, others: AttentionBackend) -> None:
         self.others = others
+        self._rows = rows
 
     def plan(self, batch: AttentionBatch) -> StepAttention:
         for one in batch.placed:  # a generator would be another call for each step
@@ -45,8 +55,7 @@ class RollingAttention:
         else:
             return self.others.plan(batch)
         rest = tuple(one for one in batch.placed if one.piece.rolling_window is None)
-        rolling = tuple(one for one in batch.placed if one.piece.rolling_window is not None)
-        return RollingStep(self._layers, rolling, self.others.plan(AttentionBatch(rest, batch.positions)))
+        return self._rows.around(self.others.plan(AttentionBatch(rest, batch.positions)), batch.placed)
 
 
 class RollingStep:

@@ -2,7 +2,7 @@
 
 Triton compiles a kernel at its first launch. A machine may lack the tools that Triton needs for this, and on a new
 device the results may be wrong. The test computes decoding rows, drafts and a chunk of random numbers with the sizes of
-the engine's model, and compares the results with fp64. If the model can serve rolling windows, it computes such rows too.
+the engine's model, and compares the results with fp64. A second test has rows with a rolling window too.
 """
 
 from contextlib import nullcontext
@@ -32,18 +32,20 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest error, relative to the largest value: the roundings of weights and of the result, and a margin."""
 
 
-def why_attention_fails(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_attention_fails(
+    model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype, *, rolling: bool = False
+) -> str | None:
     """Returns what is wrong with the attention kernels for a model on a device, as a text for the log.
 
-    Tests one layer for each window and rotary embedding that a layer of the model has. Returns None if the results agree
-    with fp64.
+    Tests one layer for each window and rotary embedding that a layer of the model has. With `rolling`, tests rows with a
+    rolling window beside others. Returns None if the results agree with fp64.
     """
     kinds = dict.fromkeys(zip(model.windows, model.ropes, strict=True))
     windows, ropes = (tuple(part) for part in zip(*kinds, strict=True))
     small = replace(model, num_layers=len(kinds), windows=windows, ropes=ropes, kv_sources=())
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            errors = [_error(small, layer, page_tokens, device, dtype) for layer in range(len(kinds))]
+            errors = [_error(small, layer, page_tokens, device, dtype, rolling) for layer in range(len(kinds))]
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
         first_line = next(iter(str(error).strip().splitlines()), "no message")
         return f"{type(error).__name__}: {first_line}"
@@ -51,10 +53,12 @@ def why_attention_fails(model: ModelConfig, page_tokens: int, device: torch.devi
     return f"results differ from fp64 by {', '.join(wrong)}" if wrong else None
 
 
-def _error(model: ModelConfig, layer: int, page_tokens: int, device: torch.device, dtype: torch.dtype) -> float:
+def _error(
+    model: ModelConfig, layer: int, page_tokens: int, device: torch.device, dtype: torch.dtype, rolling: bool
+) -> float:
     """Returns the largest error of a step in one layer, relative to the largest value of the reference."""
     generator = torch.Generator().manual_seed(_SEED)
-    placed = _placed(page_tokens, with_rolling=model.recurrence is None)
+    placed = _placed(page_tokens, with_rolling=rolling)
     last = placed[-1]
     num_rows = last.start_row + len(last.piece.token_ids)
     num_pages = sum(len(one.piece.pages) for one in placed)

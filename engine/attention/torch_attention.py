@@ -24,6 +24,8 @@ Pages = tuple[torch.Tensor, torch.Tensor]
 class TorchAttention:
     """The attention backend in torch, for any device. The reference of all other backends."""
 
+    serves_rolling = False
+
     def __init__(self, config: ModelConfig, cache: KvCache, grouper: KeyGrouper, sinks: Sinks = None) -> None:
         self._config = config
         self._cache = cache

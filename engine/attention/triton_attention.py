@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from graftwork.engine.attention.backend import AttentionBatch
+from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
 from graftwork.engine.attention.kernel_shape import AttentionShape, chunk_blocks, decode_blocks
 from graftwork.engine.attention.launch import (
     Chunks,
@@ -90,9 +90,20 @@ class TritonAttention:
     """The attention backend for CUDA. Owns the memory for partial sums, which all layers and steps use."""
 
     def __init__(
-        self, config: ModelConfig, cache: KvCache, dtype: torch.dtype, sinks: Sequence[torch.Tensor] | None = None
+        self,
+        config: ModelConfig,
+        cache: KvCache,
+        dtype: torch.dtype,
+        sinks: Sequence[torch.Tensor] | None = None,
+        *,
+        serves_rolling: bool = True,
     ) -> None:
-        """`dtype` is the dtype of queries, and `sinks` are those of each layer, fp32 [heads]. Raises ValueError if the kernels do not serve the model's sizes."""
+        """`dtype` is the dtype of queries, and `sinks` are those of each layer, fp32 [heads].
+
+        Without `serves_rolling`, rows with a rolling window are left out: a hook must compute them. Raises ValueError if the
+        kernels do not serve the model's sizes.
+        """
+        self.serves_rolling = serves_rolling
         page_tokens = cache.page_shape[2]
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_tokens, dtype, cache.dtype)
         self._shape = shape
@@ -179,10 +190,12 @@ class TritonAttention:
 
         There are arrays for rows with a rolling window if there are such rows, and always with `has_rolling`.
         """
-        placed = batch.placed
+        placed: Sequence[PlacedSlice] = batch.placed
+        if not self.serves_rolling:
+            placed = [one for one in placed if one.piece.rolling_window is None]
         has_rolling = has_rolling or any(one.piece.rolling_window is not None for one in placed)
         tables = group_tables(placed, self._num_groups)
-        padding = range(sum(one.piece.num_tokens for one in placed), batch.num_rows)
+        padding = range(sum(one.piece.num_tokens for one in batch.placed), batch.num_rows)
         to_queries, to_tiles = (range(0), padding) if pads_by_tiles else (padding, range(0))
         arrays: dict[str, Words] = {}
         most_slots = 0

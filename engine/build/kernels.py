@@ -13,7 +13,7 @@ import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.key_groups import KeyGrouper
-from graftwork.engine.attention.rolling_attention import RollingAttention
+from graftwork.engine.attention.rolling_attention import RollingAttention, RollingRows
 from graftwork.engine.attention.torch_attention import Sinks, TorchAttention, scores_need_fp32
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.core.config import EngineConfig
@@ -54,7 +54,15 @@ def build_attention(
     if failure is None:
         from graftwork.engine.attention.triton_attention import TritonAttention
 
-        return TritonAttention(model, storage.cache, dtype, sinks)
+        page_tokens, rolling_failure = storage.sizes.page_tokens, None
+        if model.recurrence is None:  # others serve no windows
+            rolling_failure = _why_not_attention(model, page_tokens, device, dtype, rolling=True)
+        if rolling_failure is not None:
+            loss = "torch computes the attention of requests with an attention window, one by one"
+            _log.warning(
+                "window_kernels_unavailable", extra={"device": str(device), "reason": rolling_failure, "loss": loss}
+            )
+        return TritonAttention(model, storage.cache, dtype, sinks, serves_rolling=rolling_failure is None)
     if wanted == "triton":
         raise InvalidRequest(
             f"The Triton attention kernels do not work on {device} ({failure}). "
@@ -74,16 +82,23 @@ def _torch_attention(model: ModelConfig, storage: KvStorage, dtype: torch.dtype,
     num_groups = len(storage.cache.groups.groups)
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules, num_groups)
     others = TorchAttention(model, storage.cache, grouper, sinks)
-    return RollingAttention(model, storage.cache, storage.sizes.page_tokens, others, sinks)
+    return RollingAttention(rolling_rows(model, storage, sinks), others)
 
 
-def _why_not_attention(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Returns why the Triton kernels do not work on a device; None if they do."""
+def rolling_rows(model: ModelConfig, storage: KvStorage, sinks: Sinks = None) -> RollingRows:
+    """Returns what computes the rows of requests with a rolling window beside a backend that leaves them out."""
+    return RollingRows(model, storage.cache, storage.sizes.page_tokens, sinks)
+
+
+def _why_not_attention(
+    model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype, *, rolling: bool = False
+) -> str | None:
+    """Returns why the Triton kernels do not work on a device, those for rolling windows with `rolling`; None if they do."""
     if find_spec("triton") is None:
         return _NO_TRITON
     from graftwork.engine.attention.selftest import why_attention_fails
 
-    return why_attention_fails(model, page_tokens, device, dtype)
+    return why_attention_fails(model, page_tokens, device, dtype, rolling=rolling)
 
 
 def _check_known(wanted: str, part: str) -> None:

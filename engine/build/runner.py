@@ -20,7 +20,7 @@ from graftwork.engine.attention.backend import AttentionBackend, AttentionHook
 from graftwork.engine.attention.rolling_attention import RollingAttention
 from graftwork.engine.build.devices import CudaMeter, DeviceMeter, choose_dtype, load_weights
 from graftwork.engine.build.graphs import GraphBuild, cuda_recorder, wants_cuda_graphs
-from graftwork.engine.build.kernels import build_attention, build_row_ops, build_sampler
+from graftwork.engine.build.kernels import build_attention, build_row_ops, build_sampler, rolling_rows
 from graftwork.engine.build.kv import KvStorage, frame_sizer
 from graftwork.engine.build.limits import scheduler_limits
 from graftwork.engine.build.lora import build_lora
@@ -145,7 +145,7 @@ class RunnerParts:
         experts = packed.decoder.experts
         if experts is not None and not experts.uses_kernels:
             return None
-        serves_rolling = self.config.cuda_graphs == "windows"
+        serves_rolling = self.config.cuda_graphs == "windows" and packed.attention.serves_rolling
         return GraphBuild(packed, storage.cache.gates, self.limits, storage.sizes.windows, serves_rolling)
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
@@ -161,7 +161,7 @@ class RunnerParts:
                 self._recurrent(storage),
                 self._experts(memory.device),
                 self.taps,
-                self._hooks(storage),
+                self._hooks(storage, attention),
             ),
             attention,
             BatchBuilder(
@@ -175,11 +175,16 @@ class RunnerParts:
             self.lora,
         )
 
-    def _hooks(self, storage: KvStorage) -> list[AttentionHook]:
-        """Returns what evicts prompts of requests with a budget, where the engine serves these."""
-        if self.limits.why_no_budgets is not None:
-            return []
-        return [PromptEvictor(self.model, storage.cache, self.weights.sinks)]
+    def _hooks(self, storage: KvStorage, attention: AttentionBackend) -> list[AttentionHook]:
+        """Returns what computes rows with a rolling window where `attention` does not, and what evicts prompts of requests with
+        a budget, where the engine serves these.
+        """
+        hooks: list[AttentionHook] = []
+        if self.limits.why_no_windows is None and not attention.serves_rolling:
+            hooks.append(rolling_rows(self.model, storage, self.weights.sinks))
+        if self.limits.why_no_budgets is None:
+            hooks.append(PromptEvictor(self.model, storage.cache, self.weights.sinks))
+        return hooks
 
     def _experts(self, device: torch.device) -> type[ExpertBackend]:
         """Returns what computes the experts of routed layers."""

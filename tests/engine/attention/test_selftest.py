@@ -11,12 +11,15 @@ from tests.engine.attention.cases import CPU
 from tests.engine.conftest import RandomModels
 
 
+@pytest.mark.parametrize("rolling", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_that_work_pass(interpreted: dict[str, ModuleType], models: RandomModels, dtype: torch.dtype) -> None:
-    """The trial finds nothing wrong with the kernels, for a model with full layers and layers with a window."""
+def test_kernels_that_work_pass(
+    interpreted: dict[str, ModuleType], models: RandomModels, dtype: torch.dtype, rolling: bool
+) -> None:
+    """The trials find nothing wrong with the kernels, for a model with full layers and layers with a window."""
     model = replace(read_model_config(models.base), windows=(None, 50))
 
-    assert interpreted["selftest"].why_attention_fails(model, 16, CPU, dtype) is None
+    assert interpreted["selftest"].why_attention_fails(model, 16, CPU, dtype, rolling=rolling) is None
 
 
 def test_wrong_results_are_found(

@@ -1,10 +1,13 @@
 """Tests of whole engines with interpreted kernels whose requests forget: rolling windows and budgets of KV, against the
 references and beside exact requests."""
 
+import logging
 from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +66,33 @@ def test_rows_that_forget_stand_beside_exact_ones(base: Path, overlap_steps: boo
     assert found[2].token_ids == alone.token_ids
     assert [one.logprob for one in found[2].logprobs] == [one.logprob for one in alone.logprobs]
     driver.engine.scheduler.check_integrity()
+
+
+def test_without_kernels_for_windows_torch_computes_such_rows(
+    base: Path,
+    interpreted_engine: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where queries are turned back wrongly, the trial at start finds it, says so, and leaves the other kernels in use: a
+    request with a window has the tokens of StreamingLLM, and one without the log-probabilities that it has beside kernels."""
+    prompts, asked = [prompt_of(seed, 40) for seed in range(2)], {"max_tokens": 6, "ignore_eos": True, "logprobs": 0}
+    whole = engine(base).run(prompts[1], **asked)
+    module = interpreted_engine["graftwork.engine.attention.triton_attention"]
+    monkeypatch.setattr(module, "turn_distances", lambda placed, num_rows: np.zeros(num_rows, np.int32))
+
+    with caplog.at_level(logging.WARNING):
+        driver = engine(base)
+    options: list[dict[str, Any]] = [{"attention_window": WINDOW, "attention_sinks": SINKS}, {}]
+    found = [driver.submit(one, **asked, **more) for one, more in zip(prompts, options, strict=True)]
+    driver.finish()
+
+    assert [one.message for one in caplog.records] == ["window_kernels_unavailable"]
+    text = [*prompts[0], *found[0].token_ids]
+    streamed = StreamingLlama(reference_model(base, None), SINKS, WINDOW).logits(text)[len(prompts[0]) - 1 : -1]
+    assert found[0].token_ids == streamed.argmax(-1).tolist()
+    assert [one.logprob for one in found[1].logprobs] == [one.logprob for one in whole.logprobs]
+    assert type(driver.engine.runner.forward).__name__ == "PackedForward"
 
 
 def test_texts_are_longer_than_the_context(base: Path) -> None:
