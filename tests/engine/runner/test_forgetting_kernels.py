@@ -76,7 +76,8 @@ def test_without_kernels_for_windows_torch_computes_such_rows(
 ) -> None:
     """Where queries are turned back wrongly, the trial at start finds it, says so, and leaves the other kernels in use: a
     request with a window has the tokens of StreamingLLM, and one without the log-probabilities that it has beside kernels."""
-    prompts, asked = [prompt_of(seed, 40) for seed in range(2)], {"max_tokens": 6, "ignore_eos": True, "logprobs": 0}
+    prompts = [prompt_of(seed, 40) for seed in range(2)]
+    asked: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "logprobs": 0}
     whole = engine(base).run(prompts[1], **asked)
     module = interpreted_engine["graftwork.engine.attention.triton_attention"]
     monkeypatch.setattr(module, "turn_distances", lambda placed, num_rows: np.zeros(num_rows, np.int32))
