@@ -25,7 +25,7 @@ _STATUSES = (
     select(TenantRow.id, TenantRow.status)
     .where(TenantRow.id.in_(bindparam("tenant_ids", expanding=True)))
     .order_by(TenantRow.id)
-    .with_for_update(read=True)
+    .with_for_update(read=True, key_share=True)
 )
 _LEDGER_FIELDS = tuple(name for name in UsageRow.__table__.columns.keys() if not name.endswith("_atoms"))  # noqa: SIM118
 

@@ -56,8 +56,8 @@ class DeviceSettings:
     lora_host_bytes: int | None = setting(None, parse_bytes)
     """Bytes of host memory for adapters, from which they are copied to the device."""
     kernels: str = setting("auto", one_of("auto", "native", "triton", "torch"))
-    """What computes attention, row operations, adapters, quantised weights and sampling: `auto`, `triton` (CUDA), `torch`, or `native` (a
-    CPU's kernel for adapters). `auto` takes those of the device that work there."""
+    """What computes attention, row operations, adapters, quantised weights and sampling: `auto`, `triton` (CUDA), `torch`,
+    or `native` (a CPU's kernel for adapters). `auto` takes those of the device that work there."""
     lora_kernels: str | None = setting(None, one_of("auto", "native", "triton", "torch"))
     """The former setting for adapters alone: `auto`, `native`, `triton` or `torch`. None means `kernels`."""
     row_kernels: str | None = setting(None, one_of("auto", "triton", "torch"))
