@@ -133,3 +133,39 @@ def attend_keys(
         total = tl.dot(weights.to(DTYPE), v, total * shrinking[:, None], input_precision="ieee")
         peak = new_peak
     return total, mass, peak
+
+
+@triton.jit
+def store_attention(
+    output,  # [rows of the step, KV_HEADS * GROUP, HEAD_DIM]
+    total,
+    mass,
+    peak,
+    sinks,  # [KV_HEADS * GROUP] logits, or None
+    first_row,
+    kv_head,
+    num_queries,
+    exponent_scale,
+    value_scale,
+    LOG2: tl.constexpr,  # LOG2_E; a function that several kernels call takes constants as arguments
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Writes the attention of a tile of queries for one KV head, after the learned sinks have taken their share."""
+    rows = tl.arange(0, BLOCK_ROWS)
+    heads = kv_head * GROUP + rows % GROUP
+    is_own = rows // GROUP < num_queries
+    if sinks is not None:
+        sink = tl.load(sinks + heads).to(tl.float32) * LOG2
+        base = peak * exponent_scale
+        top = tl.maximum(base, sink)
+        mass = tl.fma(mass, tl.math.exp2(base - top), tl.math.exp2(sink - top))
+        total = total * tl.math.exp2(base - top)[:, None]
+    result = total * (value_scale / tl.where(mass == 0.0, 1.0, mass))[:, None]
+    dims = tl.arange(0, BLOCK_DIM)
+    offsets = ((first_row + rows // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
+    mask = is_own[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(output + offsets[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask)

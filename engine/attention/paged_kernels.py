@@ -16,7 +16,7 @@ Source: FlashAttention-2 (Dao 2023), Flash-Decoding (Dao et al. 2023), PagedAtte
 import triton
 import triton.language as tl
 
-from graftwork.engine.attention.online_softmax import LOG2_E, attend_keys, load_queries
+from graftwork.engine.attention.online_softmax import LOG2_E, attend_keys, load_queries, store_attention
 from graftwork.engine.kernels.blocks import max_of, sum_of
 
 RUN_TIME_NUMBERS = ["window"]
@@ -284,16 +284,7 @@ def attend_tiles_kernel(
         True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
 
-    heads = kv_head * GROUP + rows % GROUP
-    is_own = rows // GROUP < num_queries
-    if sinks is not None:
-        sink = tl.load(sinks + heads).to(tl.float32) * LOG2_E
-        base = peak * exponent_scale
-        top = tl.maximum(base, sink)
-        mass = tl.fma(mass, tl.math.exp2(base - top), tl.math.exp2(sink - top))
-        total = total * tl.math.exp2(base - top)[:, None]
-    result = total * (value_scale / tl.where(mass == 0.0, 1.0, mass))[:, None]
-    dims = tl.arange(0, BLOCK_DIM)
-    offsets = ((first_row + rows // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
-    mask = is_own[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(output + offsets[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask)
+    store_attention(
+        output, total, mass, peak, sinks, first_row, kv_head, num_queries, exponent_scale, value_scale,
+        LOG2_E, KV_HEADS, GROUP, HEAD_DIM, BLOCK_ROWS, BLOCK_DIM,
+    )  # fmt: skip
