@@ -26,7 +26,7 @@ def test_graphs_are_for_one_gpu_and_can_be_turned_off(models: RandomModels) -> N
 
     assert wants_cuda_graphs(config, GPU)
     assert not any(wants_cuda_graphs(*given) for given in ((config, CPU), (off, GPU), (many, GPU)))
-    with pytest.raises(InvalidRequest, match="choose one of auto, off") as refusal:
+    with pytest.raises(InvalidRequest, match="choose one of auto, windows, off") as refusal:
         wants_cuda_graphs(EngineConfig(models.base, cuda_graphs="on"), CPU)
     assert refusal.value.param == "cuda_graphs"
 
