@@ -26,8 +26,8 @@ from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, by
 from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.kv_format import kv_format, scope_suffix
 from graftwork.engine.kv.transfer.layer_groups import LayerGroups, layer_groups, one_group
-from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry
 from graftwork.engine.kv.transfer.plan import Report
+from graftwork.engine.kv.transfer.system_memory import CudaRegistry
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
 from graftwork.engine.model.config import ModelConfig
 from graftwork.platform.clock import Clock

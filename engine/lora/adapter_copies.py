@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry, PinnedBlock
+from graftwork.engine.kv.transfer.system_memory import CudaRegistry, PinnedBlock
 from graftwork.platform.errors import InternalFailure
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 from graftwork.engine.build.devices import CudaMeter, load_weights
 from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry, PinnedBlock
+from graftwork.engine.kv.transfer.system_memory import CudaRegistry, PinnedBlock
 from graftwork.engine.lora.adapter_copies import AdapterCopied, build_adapter_copies
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.verify import AdapterTester, ProbeDevice

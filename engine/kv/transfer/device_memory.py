@@ -13,6 +13,7 @@ import torch
 from graftwork.engine.kv.transfer.kv_format import KvFormat, PlainKv
 from graftwork.engine.kv.transfer.layer_groups import LayerGroups, one_group
 from graftwork.engine.kv.transfer.plan import LayerGates
+from graftwork.engine.kv.transfer.system_memory import mapped_memory
 from graftwork.engine.model.config import ModelConfig
 
 _ALIGNMENT = 64
@@ -31,7 +32,11 @@ class DeviceMemory:
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:
         self.num_frames = num_frames
         self.frame_bytes = frame_bytes_for(used_bytes)
-        self.frames = torch.empty((num_frames + EXTRA_FRAMES, self.frame_bytes), dtype=torch.uint8, device=device)
+        shape = num_frames + EXTRA_FRAMES, self.frame_bytes
+        if device.type == "cpu":
+            self.frames = mapped_memory(shape[0] * shape[1]).view(shape)
+        else:
+            self.frames = torch.empty(shape, dtype=torch.uint8, device=device)
         self.frames[self.null_frame :] = 0  # padding rows read the page after it too, before they write there
         self.on_moved: Callable[[Sequence[tuple[int, int]]], None] = lambda moves: None
         """A callback that runs after frames were moved. Its argument is that of `move`."""

@@ -2,12 +2,12 @@
 
 Owns one block of memory with one row for each page. A page has the same layout as on the device, so one copy operation
 transfers it. The bytes of a page are consecutive, so they are written to disk unchanged. On CUDA the block is pinned
-(see pinned_memory.py), so that copies can run at the same time as computation.
+(see system_memory.py), so that copies can run at the same time as computation.
 """
 
 import torch
 
-from graftwork.engine.kv.transfer.pinned_memory import HostRegistry, PinnedBlock
+from graftwork.engine.kv.transfer.system_memory import HostRegistry, PinnedBlock, mapped_memory
 
 
 class HostMemory:
@@ -21,7 +21,7 @@ class HostMemory:
         self.page_bytes = dtype.itemsize * int(torch.Size(page_shape).numel())
         num_bytes = num_pages * self.page_bytes
         self._pinned = PinnedBlock(num_bytes, registry) if registry is not None and num_bytes else None
-        block = torch.empty(num_bytes, dtype=torch.uint8) if self._pinned is None else self._pinned.data
+        block = mapped_memory(num_bytes) if self._pinned is None else self._pinned.data
         self._bytes = block.view(num_pages, self.page_bytes)
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
 

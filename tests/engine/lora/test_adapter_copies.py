@@ -9,14 +9,14 @@ from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.kv_sizes import KvSizes
 from graftwork.engine.kv.index.page_store import NoDisk, PageStore
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
-from graftwork.engine.kv.transfer.pinned_memory import PinnedBlock
+from graftwork.engine.kv.transfer.system_memory import PinnedBlock
 from graftwork.engine.lora.adapter_copies import AdapterCopied, Event, StreamedCopies
 from graftwork.engine.lora.device_pool import DeviceAdapterPool, PlacementResult
 from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InternalFailure
-from tests.engine.kv.transfer.test_pinned_memory import FakeRegistry
+from tests.engine.kv.transfer.test_system_memory import FakeRegistry
 from tests.engine.lora.test_pool import GatedAdapterSource, OneLayerBase, prober
 from tests.engine.tagged_kv_cache import RecordingLoraBackend, adapter_of
 

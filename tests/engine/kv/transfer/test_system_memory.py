@@ -1,12 +1,15 @@
-"""Pinned memory: it takes the bytes that were asked for, and is pinned from its making to its closing."""
+"""Memory from the system: it comes in huge pages and only when it is used. Pinned memory takes the bytes that were asked for,
+and is pinned from its making to its closing.
+"""
 
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
 
 from graftwork.engine.kv.transfer.host_memory import HostMemory
-from graftwork.engine.kv.transfer.pinned_memory import PinnedBlock
+from graftwork.engine.kv.transfer.system_memory import PinnedBlock, mapped_memory
 
 
 class FakeRegistry:
@@ -75,3 +78,41 @@ def test_memory_that_cannot_be_pinned_is_an_error_of_the_caller() -> None:
     """A failed registration is raised, so that the engine's start can refuse the size."""
     with pytest.raises(RuntimeError, match="cudaHostRegister"):
         PinnedBlock(4096, FakeRegistry(most_bytes=10))
+
+
+def _smaps(address: int) -> dict[str, str]:
+    """Returns what Linux says of the mapping that contains an address: values by name."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if "-" in name.split(" ")[0] and not name.startswith("VmFlags"):
+            start, end = (int(part, 16) for part in line.split(" ")[0].split("-"))
+            found = {} if start <= address < end else {"other": ""}
+        elif "other" not in found:
+            found[name] = value.strip()
+            if name == "VmFlags":
+                return found
+    raise AssertionError("no mapping contains the address")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what a mapping is")
+def test_mapped_memory_is_zero_resident_only_where_written_and_in_huge_pages() -> None:
+    """A block of 64 MiB takes no memory until a byte is written; then it takes one page, huge or not, around that byte. Linux
+    is asked for huge pages, if it has them at all.
+    """
+    block = mapped_memory(64 * 2**20)
+    before = _smaps(block.data_ptr() + 32 * 2**20)
+
+    block[32 * 2**20] = 7
+
+    after = _smaps(block.data_ptr() + 32 * 2**20)
+    assert before["Rss"] == "0 kB"
+    assert after["Rss"] in ("4 kB", "2048 kB")
+    assert ("hg" in after["VmFlags"].split()) == Path("/sys/kernel/mm/transparent_hugepage").exists()
+    assert int(block.sum()) == 7
+
+
+def test_mapped_memory_of_no_bytes_is_empty() -> None:
+    """A tier that is off asks the system for nothing."""
+    assert mapped_memory(0).shape == (0,)
