@@ -60,6 +60,6 @@ class PrefillFirst:
     def _is_cheap(self, prompts: Collection[RequestState], num_decoding: int) -> bool:
         works = (PromptWork.of(one.num_scheduled, one.num_uncomputed, one.rolling_window) for one in prompts)
         work = sum(works, PromptWork())
-        alone_s = self._step_times.costs.seconds(StepLoad(0, work.tokens, work.attended))
-        together_s = self._step_times.costs.seconds(StepLoad(num_decoding, work.tokens, work.attended))
+        alone_s = self._step_times.costs.seconds(StepLoad(0, work.tokens, work.attended, len(prompts)))
+        together_s = self._step_times.costs.seconds(StepLoad(num_decoding, work.tokens, work.attended, len(prompts)))
         return alone_s <= _MOST_OF_A_STEP * together_s and self._step_times.allows_between_tokens(alone_s + together_s)

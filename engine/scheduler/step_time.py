@@ -2,7 +2,7 @@
 
 Owns the fitted costs of a step on this device and the clock of the steps. Never plans a step: the planner does.
 
-    seconds ≈ fixed + row · decoding rows + token · prompt tokens + attended · attended positions
+    seconds ≈ fixed + row · decoding rows + token · prompt tokens + attended · attended positions + prompt · prompts
 
 Decoding requests get their next token when the step ends, so its duration is their inter-token latency (ITL). Beside
 them, a step computes only as many prompt tokens as this latency allows (`PromptRoom`). Source: chunked prefill with a
@@ -19,8 +19,12 @@ from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.kv.index.cost_model import PrefillCost
 from graftwork.platform.clock import Clock
 
-_UNITS = (1.0, 16.0, 256.0, 256.0 * 2048.0)
-"""The scale of each number in `StepLoad.numbers`, so that all are near 1 in a usual step."""
+Numbers = tuple[float, float, float, float, float]
+_UNITS: Numbers = (1.0, 16.0, 256.0, 256.0 * 2048.0, 1.0)
+"""The scale of each number in `StepLoad.numbers`, so that all are near 1 in a usual step. Prompts come last: what might be the
+cost of a prompt or of its tokens counts as that of its tokens at first.
+"""
+_TOKEN, _ATTENDED, _PROMPT = 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class StepLoad:
     prompt_tokens: int = 0
     attended: float = 0.0
     """Pairs of a prompt token and a position that it attends to."""
+    prompts: int = 0
+    """Prompts of which the step computes a chunk."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepLoad":
@@ -39,17 +45,17 @@ class StepLoad:
         rows = sum(piece.num_tokens for piece in plan.slices if piece.num_known == 1)
         prompts = [piece for piece in plan.slices if piece.num_known > 1]
         tokens = sum(piece.num_tokens for piece in prompts)
-        return cls(rows, tokens, sum(piece.num_tokens * (piece.num_before + piece.num_tokens / 2) for piece in prompts))
+        attended = sum(piece.num_tokens * (piece.num_before + piece.num_tokens / 2) for piece in prompts)
+        return cls(rows, tokens, attended, len(prompts))
 
     @property
-    def numbers(self) -> tuple[float, float, float, float]:
-        """The numbers that the duration depends on linearly: 1 for each step, rows, prompt tokens, attended positions.
+    def numbers(self) -> Numbers:
+        """The numbers that the duration depends on linearly: 1 for each step, rows, prompt tokens, attended positions, prompts.
 
         Each is divided by a fixed unit.
         """
-        raw = (1.0, float(self.rows), float(self.prompt_tokens), self.attended)
-        scaled = [number / unit for number, unit in zip(raw, _UNITS, strict=True)]
-        return scaled[0], scaled[1], scaled[2], scaled[3]
+        _, row, token, attended, prompt = _UNITS
+        return 1.0, self.rows / row, self.prompt_tokens / token, self.attended / attended, self.prompts / prompt
 
 
 _FADING = 0.98
@@ -64,7 +70,7 @@ _SWEEPS = 3
 
 
 class StepCosts:
-    """Learns the four costs of a step by recursive least squares. No cost is ever negative.
+    """Learns the five costs of a step by recursive least squares. No cost is ever negative.
 
     The errors are relative, so that short steps count as much as long ones, and one slow step (a pause of the process, a
     compiled kernel) less than any other. A cost that recent steps do not show keeps its value: without this, after an
@@ -73,23 +79,25 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._costs = [0.0] * 4
-        self._moments = [[0.0] * 4 for _ in range(4)]
-        self._targets = [0.0] * 4
-        self._usual = [0.0] * 4
+        self._costs = [0.0] * len(_UNITS)
+        self._moments = [[0.0] * len(_UNITS) for _ in _UNITS]
+        self._targets = [0.0] * len(_UNITS)
+        self._usual = [0.0] * len(_UNITS)
         """The weight that a usual step gives to each cost, among the steps that show this cost at all."""
-        self._largest = [0.0] * 4
+        self._largest = [0.0] * len(_UNITS)
         self._last_ratio = 1.0
         """The duration of the last step, over the expected one."""
         self.is_known = False
         """Whether the costs were measured at all, at start or by a step."""
 
     def start_from(self, prefill: PrefillCost) -> None:
-        """Takes the costs that were measured when the engine started. A decoding row is assumed to cost a prompt token."""
-        raw = (prefill.fixed_s, prefill.token_s, prefill.token_s, prefill.attended_s)
+        """Takes the costs that were measured when the engine started. A decoding row is assumed to cost a prompt token, and a
+        prompt nothing besides its tokens.
+        """
+        raw = (prefill.fixed_s, prefill.token_s, prefill.token_s, prefill.attended_s, 0.0)
         self._costs = [cost * unit for cost, unit in zip(raw, _UNITS, strict=True)]
-        self._usual = [1.0 / max(sum(self._costs), 1e-9) ** 2] * 4
-        self._moments, self._targets = [[0.0] * 4 for _ in range(4)], [0.0] * 4
+        self._usual = [1.0 / max(sum(self._costs), 1e-9) ** 2] * len(_UNITS)
+        self._moments, self._targets = [[0.0] * len(_UNITS) for _ in _UNITS], [0.0] * len(_UNITS)
         self._keep_values()
         self.is_known = True
 
@@ -98,14 +106,19 @@ class StepCosts:
         return _dot(self._costs, load.numbers)
 
     @property
+    def prompt_s(self) -> float:
+        """Seconds for each prompt, besides its tokens: a step without prompts skips some work altogether."""
+        return self._costs[_PROMPT] / _UNITS[_PROMPT]
+
+    @property
     def token_s(self) -> float:
         """Seconds for each prompt token, without its attention."""
-        return self._costs[2] / _UNITS[2]
+        return self._costs[_TOKEN] / _UNITS[_TOKEN]
 
     @property
     def attended_s(self) -> float:
         """Seconds for each position that a prompt token attends to."""
-        return self._costs[3] / _UNITS[3]
+        return self._costs[_ATTENDED] / _UNITS[_ATTENDED]
 
     @property
     def most_prompt_tokens(self) -> int:
@@ -113,7 +126,7 @@ class StepCosts:
 
         A device that is bound by memory for 128 tokens may be bound by arithmetic for 2,048.
         """
-        return max(int(2 * self._largest[2] * _UNITS[2]), _FIRST_CHUNK)
+        return max(int(2 * self._largest[_TOKEN] * _UNITS[_TOKEN]), _FIRST_CHUNK)
 
     def record(self, load: StepLoad, seconds: float) -> None:
         """Learns that a step with this load took `seconds`."""
@@ -125,7 +138,7 @@ class StepCosts:
         weight = 1.0 / max(seconds, expected) ** 2
         for index, number in enumerate(numbers):
             row, weighted = self._moments[index], weight * number
-            for other in range(4):
+            for other in range(len(_UNITS)):
                 row[other] = _FADING * row[other] + weighted * numbers[other]
             self._targets[index] = _FADING * self._targets[index] + weighted * seconds
             if number:
@@ -201,14 +214,14 @@ class PromptRoom:
         least_share: float = _PROMPT_SHARE,
         end_share: float = 0.0,
     ) -> None:
-        """`rows` is the number of decoding rows of the step. `target_s` is its longest duration in seconds; prompts get
-        `least_share` of the time of these rows in any case. With the end of a prompt it may take longer, by `end_share`.
+        """`rows` is the number of decoding rows of the step. `target_s` is its longest duration in seconds; the tokens
+        of prompts get `least_share` of the time of these rows in any case. With the end of a prompt it may take longer, by `end_share`.
         """
-        self._token_s, self._attended_s = costs.token_s, costs.attended_s
+        self._prompt_s, self._token_s, self._attended_s = costs.prompt_s, costs.token_s, costs.attended_s
         self._page_tokens = page_tokens
         self._tokens = costs.most_prompt_tokens
         decoding_s = costs.seconds(StepLoad(rows))
-        self._seconds = max(target_s - decoding_s, least_share * decoding_s)
+        self._seconds = max(target_s - decoding_s, least_share * decoding_s + costs.prompt_s)
         self._end_s = end_share * target_s
         self._is_first = True
 
@@ -217,17 +230,18 @@ class PromptRoom:
 
         The room for further prompts shrinks by as much. The result is 0, `wanted`, or at least one page.
         """
-        fitting = min(self._tokens, self._tokens_in(self._seconds, start))
+        seconds = self._seconds - self._prompt_s
+        fitting = min(self._tokens, self._tokens_in(seconds, start))
         if self._is_first:
             fitting = max(fitting, self._page_tokens)
-        if 0 < fitting < wanted <= min(self._tokens, self._tokens_in(self._seconds + self._end_s, start)):
+        if 0 < fitting < wanted <= min(self._tokens, self._tokens_in(seconds + self._end_s, start)):
             fitting = wanted
         if fitting < min(wanted, self._page_tokens):
             return 0
         taken = min(wanted, fitting)
         self._is_first = False
         self._tokens -= taken
-        self._seconds -= taken * (self._token_s + self._attended_s * (start + taken / 2))
+        self._seconds = seconds - taken * (self._token_s + self._attended_s * (start + taken / 2))
         return taken
 
     def _tokens_in(self, seconds: float, start: int) -> int:
@@ -247,6 +261,8 @@ class StepPace:
     """Seconds of a step without rows and prompts."""
     row_s: float = 0.0
     """Seconds for each decoding row."""
+    prompt_s: float = 0.0
+    """Seconds for each prompt of a step, besides its tokens."""
     token_s: float = 0.0
     """Seconds for each prompt token, without its attention."""
     attended_s: float = 0.0
@@ -264,14 +280,14 @@ class StepPace:
         """Returns the expected duration of the steps that compute `work` beside `rows` decoding rows, in seconds: as many
         steps as the token budget and the target of inter-token time make of it.
         """
-        step_s = self.step_s + self.row_s * rows
+        step_s, prompt_s = self.step_s + self.row_s * rows, self.prompt_s if work.tokens else 0.0
         work_s = self.token_s * work.tokens + self.attended_s * work.attended
         steps = work.tokens / max(self.max_batch_tokens - rows, 1)
         if self.target_s is not None and rows:
-            room_s = max(self.target_s - step_s, _PROMPT_SHARE * step_s)
+            room_s = max(self.target_s - step_s - prompt_s, _PROMPT_SHARE * step_s)
             by_room = work_s / room_s if room_s else 0.0
             steps = max(steps, min(by_room, work.tokens / self.page_tokens))
-        return math.ceil(steps) * step_s + work_s
+        return math.ceil(steps) * (step_s + prompt_s) + work_s
 
 
 class StepTimes:
@@ -302,6 +318,7 @@ class StepTimes:
         return StepPace(
             step_s=costs.seconds(StepLoad()),
             row_s=costs.seconds(StepLoad(1)) - costs.seconds(StepLoad()),
+            prompt_s=costs.prompt_s,
             token_s=costs.token_s,
             attended_s=costs.attended_s,
             mean_s=self.mean_s,
@@ -360,5 +377,6 @@ class StepTimes:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    """Returns the sum of the four products. Written out, because it runs many times in each step."""
-    return left[0] * right[0] + left[1] * right[1] + left[2] * right[2] + left[3] * right[3]
+    """Returns the sum of the five products. Written out, because it runs many times in each step."""
+    first = left[0] * right[0] + left[1] * right[1] + left[2] * right[2]
+    return first + left[3] * right[3] + left[4] * right[4]

@@ -23,16 +23,18 @@ class Device:
     row_s: float = 0.0002
     token_s: float = 0.0001
     attended_s: float = 2e-8
+    prompt_s: float = 0.0
 
     def seconds(self, load: StepLoad) -> float:
-        return (
-            self.fixed_s + self.row_s * load.rows + self.token_s * load.prompt_tokens + self.attended_s * load.attended
-        )
+        decoding_s = self.fixed_s + self.row_s * load.rows
+        prompts_s = self.token_s * load.prompt_tokens + self.attended_s * load.attended + self.prompt_s * load.prompts
+        return decoding_s + prompts_s
 
 
 def random_load(random: Random) -> StepLoad:
     tokens, start = random.choice((0, random.randint(16, 1024))), random.randint(0, 30_000)
-    return StepLoad(random.randint(1, 64), tokens, tokens * (start + tokens / 2))
+    prompts = random.randint(1, 4) if tokens else 0
+    return StepLoad(random.randint(1, 64), tokens, tokens * (start + tokens / 2), prompts)
 
 
 def taught(device: Device, steps: int, noise: float = 0.0, seed: int = 1) -> StepCosts:
@@ -51,6 +53,7 @@ devices = st.builds(
     row_s=st.floats(0, 1e-3),
     token_s=st.floats(1e-5, 1e-3),
     attended_s=st.floats(0, 1e-7),
+    prompt_s=st.floats(0, 0.02),
 )
 
 
@@ -125,17 +128,18 @@ def test_the_measured_start_is_the_first_estimate() -> None:
 def test_prompts_fill_the_target_and_no_more(device: Device, rows: int, target_s: float, starts: list[int]) -> None:
     """Chunks of any prompts make a step last the target at most, or are one page; one page more would exceed it."""
     costs, page = taught(device, 150), 16
-    target_s = max(target_s, costs.seconds(StepLoad(rows)) / 0.6)
+    target_s = max(target_s, (costs.seconds(StepLoad(rows)) + costs.prompt_s) / 0.6)
     room = PromptRoom(costs, rows, target_s, page)
 
     chunks = [(start, room.take(start, 100_000)) for start in starts]
 
-    tokens = sum(length for _, length in chunks)
-    load = StepLoad(rows, tokens, sum(length * (start + length / 2) for start, length in chunks))
+    tokens, prompts = sum(length for _, length in chunks), sum(length > 0 for _, length in chunks)
+    load = StepLoad(rows, tokens, sum(length * (start + length / 2) for start, length in chunks), prompts)
     longest = costs.most_prompt_tokens
     assert chunks[0][1] >= page
     assert tokens == page or costs.seconds(load) <= target_s * 1.0001
-    more = StepLoad(rows, tokens + page, load.attended + page * (starts[-1] + chunks[-1][1] + page))
+    ends_in = prompts + (chunks[-1][1] == 0)
+    more = StepLoad(rows, tokens + page, load.attended + page * (starts[-1] + chunks[-1][1] + page), ends_in)
     assert costs.seconds(more) > target_s * 0.9999 or tokens + page > longest
 
 
@@ -148,8 +152,8 @@ def test_the_end_of_a_prompt_may_exceed_the_target_by_its_share(
     into the target. Nothing fits behind an end that exceeds the target.
     """
     costs, page = taught(device, 150), 16
-    target_s = max(target_s, costs.seconds(StepLoad(rows)) / 0.6)
-    whole_s = costs.seconds(StepLoad(rows, wanted, wanted * (start + wanted / 2)))
+    target_s = max(target_s, (costs.seconds(StepLoad(rows)) + costs.prompt_s) / 0.6)
+    whole_s = costs.seconds(StepLoad(rows, wanted, wanted * (start + wanted / 2), 1))
     room = PromptRoom(costs, rows, target_s, page, end_share=0.25)
 
     taken = room.take(start, wanted)
@@ -170,6 +174,19 @@ def test_a_target_below_the_time_of_decoding_leaves_prompts_a_third_of_the_step(
     taken = PromptRoom(costs, 64, target_s=decoding_s / 2, page_tokens=16).take(0, 100_000)
 
     assert costs.seconds(StepLoad(64, taken, taken * taken / 2)) == pytest.approx(1.5 * decoding_s, rel=0.02)
+
+
+def test_a_prompt_is_not_cut_where_its_presence_costs_most() -> None:
+    """A device computes 16 rows in 6 ms, any prompt beside them in 3 ms, and each of its tokens in 0.03. With a target of 12 ms,
+    a prompt of 130 tokens ends in one step, although most prompts so far had 60 tokens: as if each token had cost 0.08.
+    """
+    device, random, costs = Device(0.006, 0.0, 0.00003, 0.0, prompt_s=0.003), Random(2), StepCosts()
+    for _ in range(200):
+        tokens = random.choice((0, random.randint(50, 70)))
+        load = StepLoad(16, tokens, tokens * tokens / 2, int(tokens > 0))
+        costs.record(load, device.seconds(load) * random.uniform(0.95, 1.05))
+
+    assert PromptRoom(costs, 16, 0.012, 16, end_share=0.25).take(0, 130) == 130
 
 
 def test_chunks_longer_than_any_measured_one_are_approached_by_doubling() -> None:
