@@ -232,10 +232,14 @@ async def fairness(
     """Measures a flood at three times the capacity and a crowd of twice its weight beside two light tenants and one of agents,
     and these alone.
 
-    `first_come` are the tenants of another server, which serves first come first served; it gets the same arrivals. All
-    phases take turns, `TURNS` windows each, so a machine that slows down meanwhile does so for all of them.
+    `first_come` are the tenants of another server, which serves first come first served; it gets the same arrivals, and
+    before them the same load as the first, so that both have learned their costs and filled their caches. All phases take
+    turns, `TURNS` windows each, and the two servers turns in going first, so a machine that slows down meanwhile does so for
+    all of them.
     """
     per_s = await capacity(targets[FLOOD], outstanding, seconds, clock, progress)
+    if first_come is not None:
+        await capacity(first_come[FLOOD], outstanding, seconds, clock, progress)
     names = [f"{name} alone" for name in (*LIGHT, AGENTS)] + ["flood", "flood, first come first served"]
     windows: dict[str, list[Window]] = {name: [] for name in names}
 
@@ -246,9 +250,9 @@ async def fairness(
     for turn in range(TURNS):
         for tenant in (*LIGHT, AGENTS):
             await run(f"{tenant} alone", _quiet(targets, seconds / TURNS, only=tenant), f"{tenant} alone {turn}")
-        await run("flood", everybody(targets, per_s, seconds / TURNS), f"flood {turn}")
-        if first_come is not None:
-            await run(names[-1], everybody(first_come, per_s, seconds / TURNS), f"flood {turn}")
+        floods = [("flood", targets)] + ([(names[-1], first_come)] if first_come is not None else [])
+        for name, tenants in floods if turn % 2 == 0 else reversed(floods):
+            await run(name, everybody(tenants, per_s, seconds / TURNS), f"flood {turn}")
     solo = {tenant: phase_of(f"{tenant} alone", windows[f"{tenant} alone"]) for tenant in (*LIGHT, AGENTS)}
     if first_come is None:
         return Fairness(per_s, solo, phase_of("flood", windows["flood"]))
