@@ -4,7 +4,7 @@
                           path             JSON body       the request       a function of the request
 
 For such a handler the solver makes a response, copies and sorts, tries four kinds of parameters and runs each dependency
-through itself again: a sixth of what a chat costs a gateway. A plan that is made once calls the same functions in the
+through itself again: an eighth of what a chat costs a gateway. A plan that is made once calls the same functions in the
 same order, and validates the body with the same model.
 Whatever is not a JSON object goes to FastAPI's own handler, and an object that is not valid is the same error as there.
 Never changes the OpenAPI document, which FastAPI makes from the same signature.
