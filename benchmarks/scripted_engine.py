@@ -4,7 +4,8 @@
 
 The number of steps so far, each of a token for all `--streams`, stands in the file given with --progress.
 As the real engine does, it sends one message a step with the tokens of every stream in it: at a Unix-domain socket over
-the output socket beside it, to a gateway that opens one (see engine/rpc/outputs.py), and else over gRPC. It runs in a process of its
+the output socket beside it, to a gateway that opens one (see engine/rpc/outputs.py), and else over gRPC. It takes
+messages where the checkout's engine does. It runs in a process of its
 own, so a gateway's CPU time can be measured without an engine's, and speaks the wire of whichever checkout is imported.
 """
 
@@ -14,6 +15,7 @@ import importlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -78,24 +80,39 @@ class _Gateway:
         return {"load_json": json.dumps({"running_requests": len(self.running), "free_pages": 4096, "steps": steps})}
 
 
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class _OutputSocket:
     """Gateways' connections to the output socket, by ticket. The sizes and names are those of engine/rpc/outputs.py."""
 
     def __init__(self) -> None:
-        self._writers: defaultdict[str, asyncio.Future[asyncio.StreamWriter]] = defaultdict(asyncio.Future)
+        self._connections: defaultdict[str, asyncio.Future[_Connection]] = defaultdict(asyncio.Future)
 
     async def listen(self, address: str) -> None:
         """Listens beside the gRPC address `address`, if that is a Unix-domain socket."""
         if address.startswith("unix:"):
             await asyncio.start_unix_server(self._enter, f"{address.removeprefix('unix:')}.out")
 
-    async def of_call(self, context: Any) -> asyncio.StreamWriter | None:
+    async def of_call(self, context: Any) -> _Connection | None:
         """The connection that belongs to a call of Converse; None if its outputs go over gRPC."""
         tickets = [value for key, value in context.invocation_metadata() or () if key == "output-ticket"]
-        return await self._writers[tickets[0]] if tickets else None
+        return await self._connections[tickets[0]] if tickets else None
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers[(await reader.readexactly(32)).decode()].set_result(writer)
+        self._connections[(await reader.readexactly(32)).decode()].set_result((reader, writer))
+
+
+def _framed(message: Any) -> bytes:
+    content: bytes = message.SerializeToString()
+    return len(content).to_bytes(4, "big") + content
+
+
+async def _messages_beside(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            length = int.from_bytes(await reader.readexactly(4), "big")
+            yield wire.GatewayMessage.FromString(await reader.readexactly(length))
 
 
 class Progress:
@@ -134,8 +151,13 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         self._step_s = step_s
 
     async def Converse(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        gateway, beside = _Gateway(), await self.output_socket.of_call(context)
+        gateway, connection = _Gateway(), await self.output_socket.of_call(context)
+        beside = None if connection is None else connection[1]
         reading = asyncio.create_task(self._read(messages, gateway))
+        reading_beside: asyncio.Task[None] | None = None
+        if connection is not None and "takes_messages" in wire.StepOutput.DESCRIPTOR.fields_by_name:
+            connection[1].write(_framed(wire.StepOutput(takes_messages=True)))
+            reading_beside = asyncio.create_task(self._read(_messages_beside(connection[0]), gateway))
         clock = asyncio.get_running_loop().time
         next_at, turn = clock(), 0
         try:
@@ -151,8 +173,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                     if beside is None:
                         yield message
                     else:
-                        content = message.SerializeToString()
-                        beside.write(len(content).to_bytes(4, "big") + content)
+                        beside.write(_framed(message))
                     self._num_steps += 1
                     self._progress.note(sum(output.HasField("tokens") for output in outputs))
                 for stream in [*gateway.running.values()]:
@@ -160,6 +181,8 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                         del gateway.running[stream.request_id]
         finally:
             reading.cancel()
+            if reading_beside is not None:
+                reading_beside.cancel()
             if beside is not None:
                 beside.close()
 

@@ -180,7 +180,7 @@ class SessionService:
             created_at=now,
             updated_at=now,
             retention_s=new.retention_s,
-            key_id=principal.key_id,
+            key_id=principal.limits_id,
             end_user_id=principal.end_user_id,
         )
         limits = await session_limits.of_new(self._limits_of, principal, new.kind)
@@ -270,7 +270,7 @@ class SessionService:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
         load = self.loader.load_any if kind is SessionKind.RESPONSES else self.loader.load
         session = await load(principal.scope(), session_id)
-        forks = NewForks(count, kind, principal.key_id)
+        forks = NewForks(count, kind, principal.limits_id)
         by = replace(principal, end_user_id=session.end_user_id)
         limits = await session_limits.of_new(self._limits_of, by, kind)
         return await self.store.fork(principal.scope(), session.session_id, _checkpoint_argument(at), forks, limits)

@@ -49,7 +49,7 @@ class Push:
     provenance: Provenance = UNKNOWN_ORIGIN
     """Where the version comes from. Who pushed it is `actor`."""
     key_id: KeyId | None = None
-    """The API key, if `actor` is not its id but that of the person who acts with it."""
+    """The API key in whose limits a new adapter counts, if it is another than `actor`."""
     end_user_id: EndUserId | None = None
     """The end user in whose limits a new adapter counts; None if the push names none."""
     expects: int = 0

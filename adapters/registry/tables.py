@@ -28,7 +28,9 @@ class AdapterRow(Base):
     deleted_at: Mapped[float | None] = mapped_column(Float)
     """When the adapter was deleted, in Unix seconds; None if it was not. It can be restored until it is erased."""
     key_id: Mapped[str | None] = mapped_column(String(64))
-    """The API key that pushed the adapter first, in whose limit it counts; NULL for others, and for older adapters."""
+    """The API key in whose limit the adapter counts, of the line of keys that pushed it first; NULL for others, and for
+    older adapters.
+    """
     end_user_id: Mapped[str | None] = mapped_column(String(64))
     """The end user for whom it was pushed first, as a digest; NULL for none."""
     defaults: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

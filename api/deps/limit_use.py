@@ -31,8 +31,8 @@ class LimitUse:
 
     async def get(self, owner: LimitOwner) -> OwnerQuota:
         """Returns the limits of an owner, and their use. Raises NotFound if the owner does not exist."""
-        quota = await self.limits.get(owner)
-        return OwnerQuota.model_validate({**quota.as_mapping(), "used": await self._used(owner)})
+        counted, quota = await self.limits.get(owner)
+        return OwnerQuota.model_validate({**quota.as_mapping(), "used": await self._used(counted)})
 
     async def of_tenant(self, owner: LimitOwner) -> OwnerQuota:
         """Returns the same of a tenant that has authenticated."""

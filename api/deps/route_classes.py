@@ -12,10 +12,9 @@ parses the body.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +24,7 @@ from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place, first_token_due_at
 from graftwork.api.deps.console_guard import refuse_forged
+from graftwork.api.deps.direct_calls import Handler, direct_handler
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.http.console_cookie import changes_state
 from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
@@ -33,6 +33,7 @@ from graftwork.api.http.streaming import EventStream
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.ids import SessionId, TurnId
+from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, StoredReply, TurnClaim
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 from graftwork.platform.tracing.request_trace import Stage
@@ -124,9 +125,6 @@ async def answer_once(
         await claimed.release()
 
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
 class AuthenticatedRoute(APIRoute):
     """A route that authenticates each request before it reads the body.
 
@@ -137,24 +135,21 @@ class AuthenticatedRoute(APIRoute):
     """Whether the route's POSTs support `Idempotency-Key`."""
 
     def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
+        handle = direct_handler(self, super().get_route_handler())
 
         async def guarded(request: Request) -> Response:
             with first_place(self.endpoint, request) as place:
                 request.state.principal = await self.authenticate(request)
                 request.state.trace.mark(Stage.AUTHENTICATE)
-                if place is not None and isinstance(request.state.principal, Principal):
-                    request.state.principal = replace(request.state.principal, place=place)
-                return await answer(request)
+                return await answer(request, place)
 
-        async def answer(request: Request) -> Response:
+        async def answer(request: Request, place: HeldPlaces | None) -> Response:
             # This function deletes its variables for errors before it raises them. An error refers to this frame by its
             # traceback, so a variable would close a cycle that keeps the body in memory until the next collection.
             bounded = self.bounded(request)
             try:
                 _refuse_null_characters(request)
-                _note_deadline(request)
-                _note_sender(request)
+                _note_sender(request, place)
                 return await self.run(bounded, handle)
             except RequestValidationError as error:
                 raise self.as_route_error(invalid_body(error)) from error
@@ -307,18 +302,16 @@ def _without_key(body: bytes) -> bytes:
     return json.dumps(json.loads(body) | {"key": None}).encode()
 
 
-def _note_deadline(request: Request) -> None:
-    principal = request.state.principal
-    if isinstance(principal, Principal) and (due_at := first_token_due_at(request)) is not None:
-        request.state.principal = replace(principal, first_token_due_at=due_at)
+def _note_sender(request: Request, place: HeldPlaces | None) -> None:
+    """Gives the sender what its request has: a place, a deadline of the first token, and a trace, which notes the sender.
 
-
-def _note_sender(request: Request) -> None:
-    """Tells the request's trace whose request it is. Raises InvalidRequest for a wrong `x-graftwork-trace`."""
+    Raises InvalidRequest for a wrong `x-deadline-ms` or `x-graftwork-trace`.
+    """
     principal, trace = request.state.principal, request.state.trace
     if isinstance(principal, Principal):
+        due_at = first_token_due_at(request)
         resources_of(request).server.traces.authenticated(trace, principal.tenant_id, principal.key_id)
-        request.state.principal = replace(principal, trace=trace)
+        request.state.principal = replace(principal, place=place, first_token_due_at=due_at, trace=trace)
 
 
 def _owner(request: Request) -> str:

@@ -49,8 +49,9 @@ async def write_chunks(
     *,
     include_usage: bool,
     prompt_fields: Mapping[str, Any] = NO_FIELDS,
-) -> None:
-    """Writes the chunks of all choices with `write`, until the job ends. A choice is one of the request's answers.
+) -> bytes:
+    """Writes the chunks of all choices with `write`, until the job ends. A choice is one of the request's answers. Returns
+    the last event.
 
     `shell` has the fields that are equal in every chunk. `choice_of` converts an event to the entry in `choices`.
     `prompt_fields` are further fields of the first chunk of each choice.
@@ -60,11 +61,10 @@ async def write_chunks(
     try:
         await job.deliver(chunks.take)
     except GraftworkError as error:
-        await write(error_event(error))
-        return
+        return error_event(error)
     if include_usage:
         await write(data_event({**shell, "usage": job.usage.as_body(), "choices": []}))
-    await write(DONE)
+    return DONE
 
 
 class _ChunkWriter:
@@ -180,12 +180,12 @@ def completion(
 
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
-) -> None:
-    """Writes the chunks of all answers of a text completion with `write`, until the job ends.
+) -> bytes:
+    """Writes the chunks of all answers of a text completion with `write`, until the job ends. Returns the last event.
 
     If the request asks for token ids, the last chunk of each answer has all token ids of that answer.
     """
-    await write_chunks(job, write, head.fields(_OBJECT), _ChunkChoices(form).of, include_usage=include_usage)
+    return await write_chunks(job, write, head.fields(_OBJECT), _ChunkChoices(form).of, include_usage=include_usage)
 
 
 class _ChunkChoices:
@@ -260,15 +260,17 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 async def write_chat_chunks(
     head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool, form: ChatForm = PLAIN_CHAT
-) -> None:
-    """Writes the chunks of all answers of a chat completion with `write`, until the job ends.
+) -> bytes:
+    """Writes the chunks of all answers of a chat completion with `write`, until the job ends. Returns the last event.
 
     With `include_usage`, one more chunk at the end has the usage. If the client leaves, the server cancels this
     function and the job.
     """
     shell = head.fields("chat.completion.chunk")
     choice_of = partial(_chunk_choice, form)
-    await write_chunks(job, write, shell, choice_of, include_usage=include_usage, prompt_fields=form.prompt_fields)
+    return await write_chunks(
+        job, write, shell, choice_of, include_usage=include_usage, prompt_fields=form.prompt_fields
+    )
 
 
 def _chunk_choice(form: ChatForm, item: ChoiceEvent) -> dict[str, Any] | None:

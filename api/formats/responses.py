@@ -17,9 +17,10 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.admission import IDEMPOTENCY_KEY
+from graftwork.api.deps.direct_calls import Handler
 from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.deps.route_classes import Handler, OpenAiRoute
+from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.request import BoundedRequest
 from graftwork.api.http.streaming import PING_AFTER_S, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed

@@ -18,7 +18,11 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from graftwork.api.http.client_presence import WATCH_CLIENT
 from graftwork.api.http.streaming import WRITE_BODY
+
+_PAST_THIS = frozenset({WATCH_CLIENT, WRITE_BODY})
+"""The ways to the connection that lead past HeadMiddleware."""
 
 
 class HeadMiddleware:
@@ -36,7 +40,7 @@ class HeadMiddleware:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             as_get = {**scope, "method": "GET"}
             if "GET" in methods_at(as_get, self._routes):
-                as_get["state"] = {name: value for name, value in scope["state"].items() if name != WRITE_BODY}
+                as_get["state"] = {name: value for name, value in scope["state"].items() if name not in _PAST_THIS}
                 head = _HeadOnly(receive, send)
                 scope, receive, send = as_get, head.receive, head.send
         await self._app(scope, receive, send)

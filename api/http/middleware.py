@@ -12,6 +12,7 @@ import logging
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from graftwork.api.http.client_presence import WATCH_CLIENT
 from graftwork.api.http.error_forms import error_response
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.http.response_headers import REQUEST_ID, SERVER_REQUEST_ID, TRACE_ID
@@ -70,7 +71,7 @@ class RequestIdMiddleware:
             outgoing.status = CLIENT_CLOSED_REQUEST  # only for the log, because the client has left
         finally:
             trace.answered(outgoing.status)
-            for way_to_the_connection in (_OUTGOING, WRITE_BODY):  # the connection refers to this state: a cycle
+            for way_to_the_connection in (_OUTGOING, WRITE_BODY, WATCH_CLIENT):  # it refers to this state: a cycle
                 state.pop(way_to_the_connection, None)
 
 

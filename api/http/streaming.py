@@ -9,7 +9,7 @@ leaves, the session's running turn continues.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from graftwork.api.http.client_presence import while_connected
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.tracing.request_trace import RequestTrace
 from graftwork.sessions.core.events import SessionEvent
@@ -30,20 +31,12 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], 
     Raises the error of `work`. Raises ClientDisconnect if the client leaves first.
     The caller must have read the request's body to its end.
     """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        with while_connected(request.scope, request.receive):
+            return await work
     except BaseException:
         abandon()
         raise
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def json_answer(build: Callable[[], Any], headers: Mapping[str, str], *, is_long: bool) -> JSONResponse:
@@ -55,15 +48,13 @@ async def json_answer(build: Callable[[], Any], headers: Mapping[str, str], *, i
     return await asyncio.to_thread(respond) if is_long else respond()
 
 
-async def _disconnected(request: Request) -> None:
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            return
-
-
 Write = Callable[[bytes], Awaitable[None]]
 """A function that sends one or more encoded events. It waits if the client reads too slowly."""
+
+Source = Callable[[Write], Awaitable[bytes | None]]
+"""A function that writes the events of one stream, and returns when the stream ends. It may return the last event instead of
+writing it, so that the event and the end of the body are sent together.
+"""
 
 
 TRACE = "trace"
@@ -138,13 +129,13 @@ class EventStream(StreamingResponse):
 
     def __init__(
         self,
-        source: Callable[[Write], Awaitable[None]],
+        source: Source,
         *,
         on_end: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
         as_generated: bool = False,
     ) -> None:
-        """`source` writes the events, and returns when the stream ends. If the client leaves, `source` is cancelled.
+        """If the client leaves, `source` is cancelled.
 
         `on_end` is called in both cases, even if `source` never started. `on_end` must not block. `as_generated`: the
         reader of the request's generations writes their events itself, so these time the writes of a traced request.
@@ -157,9 +148,11 @@ class EventStream(StreamingResponse):
         self._trace: RequestTrace | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream. Does without the group of tasks in which Starlette would watch the client."""
         state = scope.get("state", {})
         self._write, self._trace = state.get(WRITE_BODY), state.get(TRACE)
-        await super().__call__(scope, receive, send)
+        with suppress(ClientDisconnect), while_connected(scope, receive):
+            await self.stream_response(send)
 
     async def stream_response(self, send: Send) -> None:
         async def send_event(event: bytes) -> None:
@@ -167,8 +160,8 @@ class EventStream(StreamingResponse):
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._source(self._timed(self._write or send_event))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            last = await self._source(self._timed(self._write or send_event))
+            await send({"type": "http.response.body", "body": last or b"", "more_body": False})
         finally:
             if self._on_end is not None:
                 self._on_end()

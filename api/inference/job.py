@@ -260,7 +260,7 @@ class InferenceJob:
             self._release_places()
             was_admitted = any(generation.cache is not None for generation in self._generations)
             await self._account.close(self.usage if was_admitted else None, outcome)
-        self._end(failure)
+        self._failure = failure
 
     async def _generate_all(self) -> None:
         """Generates all answers. If one answer fails, cancels the others and raises its error."""
@@ -311,7 +311,9 @@ class InferenceJob:
                 await take(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """Ends a job that was cancelled or crashed. Lets go of the task, which refers to the job."""
+        """Ends the job, so that its reader goes on after all who wait for the task: its line of the log stands before the
+        end of the answer. Lets go of the task, which refers to the job.
+        """
         self._task = None
         self._release_places()  # a job that was cancelled before it ran has not done so
         if task.cancelled():
@@ -319,6 +321,8 @@ class InferenceJob:
             self._end(self._lost_access or shutdown)
         elif task.exception() is not None:  # ServerTasks has logged the error
             self._end(internal_failure(self._request_id))
+        else:
+            self._end(self._failure)
 
     def _release_places(self) -> None:
         if self._places is not None:

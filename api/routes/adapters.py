@@ -60,7 +60,7 @@ async def _push(
 ) -> Push:
     origin = Provenance(None, run or None, parent or None, data_digest)
     end_user = end_user_id(principal.tenant_id, user)
-    return Push(principal.actor, not promote, origin, key_id=principal.key_id, end_user_id=end_user)
+    return Push(principal.actor, not promote, origin, key_id=principal.limits_id, end_user_id=end_user)
 
 
 PushFields = Annotated[Push, Depends(_push)]

@@ -11,9 +11,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from graftwork.api.deps.direct_calls import Handler
 from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import Admin, ForOverview, ForSessions, UsageKey, resources_of
-from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, Handler, NativeRoute
+from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, NativeRoute
 from graftwork.api.http.middleware import logs_polls
 from graftwork.api.http.repeats import Reply, offer_repeat
 from graftwork.api.http.request import BoundedRequest, client_address, presented_key

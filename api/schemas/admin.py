@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Body
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from graftwork.api.schemas.base import NativeBody, with_integers
+from graftwork.api.schemas.base import NativeBody
+from graftwork.api.schemas.integers import with_integers
 from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.engine.fleet.replicas import ReplicaReading
 from graftwork.platform.answers import admin as answers

@@ -15,11 +15,11 @@ ignore unknown fields; bodies of Graftwork's own (native) routes and of admin ro
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from graftwork.api.schemas.integers import takes_integers, with_integers
 from graftwork.api.schemas.shapes import ResponseFormatJson
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT, GrammarKind
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
@@ -38,11 +38,19 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
+    integer_fields: ClassVar[frozenset[str]] = frozenset()
+    """The names of the fields that hold integers."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        names = (name for name, field in cls.model_fields.items() if takes_integers(field.annotation))
+        cls.integer_fields = frozenset(names)
+
     @field_validator("*", mode="before")
     @classmethod
     def read_integral_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        field = cls.model_fields[info.field_name or ""]
-        return with_integers(value) if _takes_integers(field.annotation) else value
+        return with_integers(value) if info.field_name in cls.integer_fields else value
 
 
 class OpenAiBody(RequestBody):
@@ -112,21 +120,6 @@ def check_prompt_logprobs(asked: int | None, *, is_stream: bool) -> None:
     """Raises FieldError for log-probabilities of the prompt in a stream, whose chunks have no place for them."""
     if asked is not None and is_stream:
         raise FieldError("prompt_logprobs", "not available in a stream; leave stream out")
-
-
-def _takes_integers(hint: Any) -> bool:
-    """Returns whether a field of this type holds an integer or a list of integers, but no float."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType, list):
-        return any(_takes_integers(each) for each in get_args(hint))
-    return _takes_integers(get_args(hint)[0]) if origin is Annotated else hint is int
-
-
-def with_integers(value: Any) -> Any:
-    """Converts whole numbers such as 5.0 to integers, also inside lists."""
-    if isinstance(value, list):
-        return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class MixturePart(NativeBody):

@@ -11,15 +11,18 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from graftwork.api.http.client_presence import WATCH_CLIENT
+from graftwork.api.http.gathered_writes import GatheredWrites
 from graftwork.api.http.repeats import LatestGet
 from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.platform.keys.wrong_keys import client_network
@@ -128,9 +131,13 @@ class HttpConnection(HttpToolsProtocol):
         """Whether a refusal was sent. All further data is discarded."""
         self._request_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
+        self._watchers: dict[Callable[[], None], RequestResponseCycle] = {}
+        """What must be called when the client leaves, each for the request that it belongs to."""
+        self._has_left = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._writes = GatheredWrites(transport, self.loop)
+        super().connection_made(cast(asyncio.Transport, self._writes))
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self._address = peer[0]
@@ -149,6 +156,9 @@ class HttpConnection(HttpToolsProtocol):
         if self._address is not None:
             self._connections.leave(self._address)
         super().connection_lost(exc)
+        self._has_left = True
+        for leave in [*self._watchers]:
+            leave()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -181,7 +191,9 @@ class HttpConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            self.scope["state"][WRITE_BODY] = _body_writer(self.cycle)
+            state = self.scope["state"]
+            state[WRITE_BODY] = _body_writer(self.cycle, self._writes)
+            state[WATCH_CLIENT] = partial(self._watch, self.cycle)
         self._reads_body = True
         self._wait_for_body()
 
@@ -228,7 +240,7 @@ class HttpConnection(HttpToolsProtocol):
         reply = self._latest_get.repeated(data, self.scope["state"])
         if reply is None:
             return False
-        self.transport.write(reply.encode(self.server_state.default_headers))
+        self._writes.write_on(reply.encode(self.server_state.default_headers))
         self.server_state.total_requests += 1
         self._repeated_at = self.loop.time()
         return True
@@ -292,6 +304,14 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self.transport.abort()
 
+    def _watch(self, cycle: RequestResponseCycle, leave: Callable[[], None]) -> Callable[[], Any]:
+        """Calls `leave` once the client has left, as `cycle.receive` would say. Returns a function that ends the watch."""
+        if self._has_left or cycle.disconnected:
+            return self.loop.call_soon(leave).cancel
+        self.flow.resume_reading()  # or nobody would notice
+        self._watchers[leave] = cycle
+        return partial(self._watchers.pop, leave, None)
+
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Sends an error and closes the connection. If an answer has begun, only closes."""
         self._is_refused = True
@@ -301,22 +321,24 @@ class HttpConnection(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # its handler learns that the client is gone, and writes no more
             cycle.message_event.set()
+            for leave in [leave for leave, watched in self._watchers.items() if watched is cycle]:
+                leave()
         if has_begun:
             self.transport.close()
             return
-        self.transport.write(_answer(status, code, message))
+        self._writes.write_on(_answer(status, code, message))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
 
 
-def _body_writer(cycle: RequestResponseCycle) -> Write:
+def _body_writer(cycle: RequestResponseCycle, writes: GatheredWrites) -> Write:
     """Returns a function that writes a piece of an answer's body, after the answer's head has been sent.
 
     It sends the same bytes as `cycle.send`, which costs three times as much. So every token of a stream uses it. It
     waits while the client reads too slowly, and drops the piece if the client has left.
     """
-    flow, transport = cycle.flow, cycle.transport
+    flow = cycle.flow
 
     async def write(piece: bytes) -> None:
         if flow.write_paused and not cycle.disconnected:
@@ -324,7 +346,7 @@ def _body_writer(cycle: RequestResponseCycle) -> Write:
         if not (cycle.chunked_encoding and piece) or cycle.disconnected or cycle.response_complete:
             await cycle.send({"type": "http.response.body", "body": piece, "more_body": True})
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        writes.write_on(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     return write
 

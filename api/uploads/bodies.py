@@ -74,7 +74,7 @@ class UploadBody(NativeBody):
     def _push(self, principal: Principal) -> Push:
         origin = Provenance(None, self.run or None, self.parent or None, self.data_digest)
         end_user = end_user_id(principal.tenant_id, self.user)
-        return Push(principal.key_id, not self.promote, origin, end_user_id=end_user)
+        return Push(principal.key_id, not self.promote, origin, key_id=principal.limits_id, end_user_id=end_user)
 
 
 def upload_answer(upload: PendingUpload, received_bytes: int | None, max_bytes: int) -> answers.VersionUpload:

@@ -9,8 +9,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
+from graftwork.api.deps.direct_calls import Handler
 from graftwork.api.deps.resources import AdapterKey, ForAccounts, resources_of
-from graftwork.api.deps.route_classes import Handler, NativeRoute
+from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.request import BoundedRequest, PartRequest
 from graftwork.api.openapi.declare import also
 from graftwork.api.uploads.bodies import upload_answer

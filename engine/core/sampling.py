@@ -81,6 +81,11 @@ class RollingWindow:
     sinks: int
     window: int
 
+    @classmethod
+    def of(cls, window: int | None, sinks: int | None) -> "RollingWindow | None":
+        """Returns the window of a request with these fields: None for one that sees all its text."""
+        return None if window is None else cls(DEFAULT_SINKS if sinks is None else sinks, window)
+
     def seen_of(self, num_tokens: int) -> int:
         """Returns how many of the first `num_tokens` tokens the next one attends to."""
         return min(num_tokens, self.sinks + self.window - 1)
@@ -200,11 +205,7 @@ class SamplingParams:
     @property
     def rolling_window(self) -> RollingWindow | None:
         """The tokens that a token attends to; None for all up to itself."""
-        if self.attention_window is None:
-            return None
-        return RollingWindow(
-            DEFAULT_SINKS if self.attention_sinks is None else self.attention_sinks, self.attention_window
-        )
+        return RollingWindow.of(self.attention_window, self.attention_sinks)
 
     def check(self) -> None:
         """Checks every field.

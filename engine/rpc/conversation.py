@@ -1,6 +1,6 @@
 """Reads and writes the one stream between a gateway and an engine, and queues the events of each request.
 
-    submit, leave ──► Converse (gRPC) ──► engine
+    submit, leave ──► output socket, or Converse (gRPC) ──► engine
     inbox of each request ◄── steps ◄── output socket, or Converse
 
 Owns the queues. Never ends the connection. Never retries.
@@ -80,6 +80,8 @@ class _Inbox:
     def __init__(self) -> None:
         self.events: deque[EngineEvent | GraftworkError] = deque()
         self.news = Wakeup()
+        self.is_beside = False
+        """Whether the request was sent over the output socket. Then its cancel is too, so that it does not come first."""
 
     def put(self, event: EngineEvent | GraftworkError) -> None:
         self.events.append(event)
@@ -116,6 +118,8 @@ class Conversation:
         self._inboxes: dict[str, _Inbox] = {}
         """The queue of each request's events, by request id."""
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
+        self._beside: OutputReader | None = None
+        """The output socket; None without one."""
         self._steps: deque[Iterator[wire.RequestOutput]] = deque()
         """The outputs that were received and not handed out yet, step by step."""
         self._is_in_turn = False
@@ -131,14 +135,21 @@ class Conversation:
     async def submit(self, request: EngineRequest) -> _Inbox:
         inbox = _Inbox()
         self._inboxes[request.request_id] = inbox
-        self._outgoing.put_nowait(wire.GatewayMessage(submit=codec.request_to_wire(request)))
+        inbox.is_beside = self._beside is not None and self._beside.takes_messages
+        self._send(wire.GatewayMessage(submit=codec.request_to_wire(request)), inbox)
         return inbox
 
     def leave(self, request_id: RequestId, *, cancel: bool) -> None:
         """Stops listening for a request. If `cancel` is true, also asks the engine to cancel it. Never waits."""
-        self._inboxes.pop(request_id, None)
-        if cancel and not self.is_over:
-            self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
+        inbox = self._inboxes.pop(request_id, None)
+        if inbox is not None and cancel and not self.is_over:
+            self._send(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)), inbox)
+
+    def _send(self, message: wire.GatewayMessage, inbox: _Inbox) -> None:
+        if inbox.is_beside and self._beside is not None:
+            self._beside.send(message)
+        else:
+            self._outgoing.put_nowait(message)
 
     def lose(self, error: GraftworkError) -> None:
         """Ends all requests with `error`, and the stream with them. The engine then cancels the requests."""
@@ -163,7 +174,7 @@ class Conversation:
 
     async def _read(self) -> None:
         cause: grpc.aio.AioRpcError | None = None
-        beside = await OutputReader.connect(self._address, self._take)
+        self._beside = beside = await OutputReader.connect(self._address, self._take)
         ticket = () if beside is None else ((TICKET_KEY, beside.ticket),)
         call = self._converse(metadata=(*self._metadata, *ticket))
         writing = asyncio.create_task(self._write(call))

@@ -105,12 +105,14 @@ class Cancel(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class StepOutput(_message.Message):
-    __slots__ = ("outputs", "load_json")
+    __slots__ = ("outputs", "load_json", "takes_messages")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    TAKES_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[RequestOutput]
     load_json: str
-    def __init__(self, outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ..., load_json: _Optional[str] = ...) -> None: ...
+    takes_messages: bool
+    def __init__(self, outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ..., load_json: _Optional[str] = ..., takes_messages: _Optional[bool] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
     __slots__ = ("request_id", "admitted", "tokens", "finished", "failed", "scored", "traced", "embedded")

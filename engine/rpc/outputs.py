@@ -1,15 +1,20 @@
-"""Carries the outputs of the engine's steps to a gateway: over the gateway's gRPC stream, or beside it over a socket.
+"""Carries the outputs of the engine's steps to a gateway, and its messages to the engine: over the gateway's gRPC stream, or
+beside it over a socket.
 
-    gateway  ── Converse (gRPC): requests, cancels, pings, token, ticket ──►  engine
-             ◄── output socket: length, StepOutput, length, StepOutput, … ──
+    gateway  ── Converse (gRPC): pings, token, ticket ──────────────────────────────────────────►  engine
+             ◄── output socket: length, StepOutput, length, StepOutput, … ───────────────────────
+             ─── output socket: ticket, length, GatewayMessage, length, GatewayMessage, … ────────►
 
 A gateway on the engine's machine opens an output socket, if it can reach the engine over a Unix-domain socket. Then the
 engine loop's own thread writes each step's outputs, in one system call. Over gRPC, other Python threads write them. They
-take the interpreter from the loop for a tenth of a step of a small model.
+take the interpreter from the loop for a tenth of a step of a small model. A request over gRPC takes several threads of
+the gateway, and a sixth of a millisecond of its processor.
 
 The output socket is the gRPC socket's path with `.out` at the end. A gateway names its connection by a random ticket: it
 sends the ticket over the connection, and with its Converse call. So the token that protects Converse protects the
 outputs too. The connection and the call end together: if one ends, its reader ends the other.
+An engine that takes messages over the socket says so in its first one (`takes_messages`), once the call has claimed the
+connection. Until then, and to an engine of an older version, messages go over gRPC.
 
 Owns both ends of the output socket. Never cancels a request: the server does, when `next_message` has returned None.
 """
@@ -25,6 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, Self, cast
 
+from google.protobuf.message import DecodeError
+
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.rpc import codec
@@ -39,9 +46,12 @@ _LENGTH = struct.Struct(">I")
 """Stands before each message: the number of its bytes."""
 _LOAD_EVERY_S = 0.1
 """Seconds between two messages with the engine's load."""
+_MOST_BYTES = 64 * 2**20
+"""The longest message of a gateway, as over gRPC."""
 
 ReadLoad = Callable[[], EngineLoad]
 OnStep = Callable[[wire.StepOutput], None]
+OnMessage = Callable[[wire.GatewayMessage, "Outputs"], None]
 
 
 class _LoadReports:
@@ -111,10 +121,19 @@ class SocketOutputs:
         """Guards the fields below, and the order of what is sent."""
         self._unsent = bytearray()
         self._is_open = True
+        self.takes_messages = False
+        """Whether the gateway may send its messages over this connection."""
 
     def __call__(self, step: list[RequestOutput]) -> None:
-        message = codec.step_to_wire(step, self._load.due()).SerializeToString()
-        frame = _LENGTH.pack(len(message)) + message
+        self._put(codec.step_to_wire(step, self._load.due()))
+
+    def invite_messages(self) -> None:
+        """Lets the gateway send its messages over this connection. Its call must have been let in."""
+        self.takes_messages = True
+        self._put(wire.StepOutput(takes_messages=True))
+
+    def _put(self, message: wire.StepOutput) -> None:
+        frame = _frame(message)
         with self._lock:
             if not self._is_open:
                 return
@@ -130,6 +149,7 @@ class SocketOutputs:
         return None
 
     def close(self) -> None:
+        self.takes_messages = False
         self._gone.set()
         with self._lock:
             if self._is_open:
@@ -162,9 +182,12 @@ class SocketOutputs:
 class OutputListener:
     """Listens at an engine's output socket, and finds each gateway's connection by its ticket."""
 
-    def __init__(self, read_load: ReadLoad | None = None) -> None:
-        """`read_load` returns the engine's load, which some messages carry. None sends none."""
+    def __init__(self, read_load: ReadLoad | None = None, on_message: OnMessage | None = None) -> None:
+        """`read_load` returns the engine's load, which some messages carry. None sends none. `on_message` takes each message
+        that comes over a connection, with the outputs of the same. None takes messages over gRPC alone.
+        """
         self._read_load = read_load
+        self._on_message = on_message
         self._arrivals: dict[str, asyncio.Future[SocketOutputs]] = {}
         """The connections that no call has claimed, and those that calls wait for, by ticket."""
         self._server: asyncio.Server | None = None
@@ -182,12 +205,17 @@ class OutputListener:
             _log.warning("engine_has_no_output_socket", extra={"path": str(path), "reason": str(error)})
 
     async def claim(self, ticket: str) -> SocketOutputs:
-        """Returns the outputs that go to the connection with this ticket. Waits until the connection is there."""
+        """Returns the outputs that go to the connection with this ticket, for a call that was let in. Waits until the
+        connection is there. From then on, messages may come over it.
+        """
         arrival = self._arrivals.setdefault(ticket, asyncio.get_running_loop().create_future())
         try:
-            return await arrival
+            outputs = await arrival
         finally:
             self._arrivals.pop(ticket, None)
+        if self._on_message is not None:
+            outputs.invite_messages()
+        return outputs
 
     async def close(self) -> None:
         """Stops listening, and leaves all gateways."""
@@ -208,6 +236,8 @@ class OutputListener:
             await self._attend(ticket, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             return  # nobody waits for it
+        except DecodeError:
+            _log.warning("gateway_sent_no_message")
         finally:
             self._visits.discard(visit)
             writer.close()
@@ -220,11 +250,19 @@ class OutputListener:
         outputs = SocketOutputs(socket.fromfd(file, socket.AF_UNIX, socket.SOCK_STREAM), self._read_load)
         arrival.set_result(outputs)
         try:
-            await reader.read(1)  # a gateway sends nothing after its ticket
+            await self._read_messages(reader, outputs)
         finally:
             outputs.close()
             if self._arrivals.get(ticket) is arrival:
                 del self._arrivals[ticket]
+
+    async def _read_messages(self, reader: asyncio.StreamReader, outputs: SocketOutputs) -> None:
+        """Takes the messages of a gateway until it sends something that it may not send."""
+        while True:
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if self._on_message is None or not outputs.takes_messages or length > _MOST_BYTES:
+                return
+            self._on_message(wire.GatewayMessage.FromString(await reader.readexactly(length)), outputs)
 
 
 class OutputReader(asyncio.Protocol):
@@ -237,6 +275,8 @@ class OutputReader(asyncio.Protocol):
         self._unread = bytearray()
         self._transport: asyncio.Transport | None = None
         self.ticket = secrets.token_hex(_TICKET_BYTES)
+        self.takes_messages = False
+        """Whether the engine has said that `send` may be used."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Is done when either end is closed."""
 
@@ -265,9 +305,16 @@ class OutputReader(asyncio.Protocol):
             end = first + _LENGTH.unpack_from(unread, start)[0]
             if end > size:
                 break
-            self._on_step(wire.StepOutput.FromString(bytes(unread[first:end])))
+            step = wire.StepOutput.FromString(bytes(unread[first:end]))
+            self.takes_messages = self.takes_messages or step.takes_messages
+            self._on_step(step)
             start = end
         del unread[:start]
+
+    def send(self, message: wire.GatewayMessage) -> None:
+        """Sends a message to an engine that takes it here. Never waits. Does nothing if the connection has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_frame(message))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close()
@@ -277,6 +324,11 @@ class OutputReader(asyncio.Protocol):
             self.ended.set_result(None)
         if self._transport is not None:
             self._transport.close()
+
+
+def _frame(message: wire.StepOutput | wire.GatewayMessage) -> bytes:
+    content = message.SerializeToString()
+    return _LENGTH.pack(len(content)) + content
 
 
 def _output_path(address: str) -> Path | None:

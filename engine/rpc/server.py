@@ -105,10 +105,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
     async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Sink) -> None:
         async for message in messages:
-            if message.WhichOneof("message") == "submit":
-                self._submit(message.submit, sink)
-            else:
-                self._inbox.put(CancelRequest(RequestId(message.cancel.request_id)))
+            self.take(message, sink)
+
+    def take(self, message: wire.GatewayMessage, sink: Sink) -> None:
+        """Takes a message of a gateway. `sink` gets the outputs of its requests."""
+        if message.WhichOneof("message") == "submit":
+            self._submit(message.submit, sink)
+        else:
+            self._inbox.put(CancelRequest(RequestId(message.cancel.request_id)))
 
     def _submit(self, submit: wire.Submit, sink: Sink) -> None:
         try:
@@ -198,7 +202,8 @@ class EngineServer:
         self._engine = engine
         checks = () if token is None else (TokenCheck(token),)
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=checks)
-        self._listen, self._listener = listen, OutputListener(lambda: self._servicer.load())
+        self._listen = listen
+        self._listener = OutputListener(lambda: self._servicer.load(), lambda *message: self._servicer.take(*message))
         self._servicer = EngineServicer(engine, self._listener)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
         try:

@@ -44,7 +44,7 @@ async def add_spend(session: WriteSession, events: Sequence[UsageEvent]) -> None
     for event in events:
         month, currency, tenant_id = event.day[:7], event.currency or "", event.tenant_id
         used = (1, event.total_tokens, event.cost.atoms)
-        owners = (event.organisation_id, tenant_id, event.key_id, event.end_user_id)
+        owners = (event.organisation_id, tenant_id, event.first_key_id or event.key_id, event.end_user_id)
         for level, owner_id in enumerate(owners):
             if owner_id is not None:
                 owned = _Owned(level, owner_id, month, currency, tenant_id if level else None)

@@ -130,6 +130,8 @@ class UsageEvent:
     unbilled_prompt_tokens: int = 0
     """This and the next: tokens that the engine has reported for the request, and that are not in the figures above."""
     unbilled_completion_tokens: int = 0
+    first_key_id: KeyId | None = None
+    """The key in whose limits the request counts, if it is another than `key_id`: one that rotations have replaced by it."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as `from_json` reads it."""

@@ -43,6 +43,7 @@ async def add_key(session: WriteSession, key: ApiKey) -> None:
             created_at=key.created_at,
             expires_at=key.expires_at,
             person_id=key.person_id,
+            first_key_id=key.first_key_id,
         )
     )
     await session.flush()
@@ -119,4 +120,5 @@ def _key(row: ApiKeyRow) -> ApiKey:
         replaced_by=None if row.replaced_by is None else KeyId(row.replaced_by),
         key_hash=row.key_hash,
         person_id=None if row.person_id is None else PersonId(row.person_id),
+        first_key_id=None if row.first_key_id is None else KeyId(row.first_key_id),
     )

@@ -5,7 +5,7 @@ keepers count. A change holds for requests that begin from then on, on other gat
 `verified_keys.py`): who has more than a new limit keeps it, and gets no more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from graftwork.platform.clock import Clock
@@ -76,7 +76,7 @@ class LimitBook:
 
         Raises NotPermitted if the tenant was suspended or deleted since the request was authenticated.
         """
-        owners, state = (principal.tenant_id, principal.key_id, principal.end_user_id), self._changes.state
+        owners, state = (principal.tenant_id, principal.limits_id, principal.end_user_id), self._changes.state
         limits = self._remembered.find(owners)
         if limits is None:
             limits = await self._read(*owners)
@@ -101,13 +101,15 @@ class LimitBook:
             owners.append(OwnerLimits(Level.USER, user_id, of_user))
         return Limits(tenant_id, tuple(owners), organisation_id)
 
-    async def get(self, owner: LimitOwner) -> Quota:
-        """Returns the limits of an owner; of one without limits, a quota without any. Raises NotFound."""
+    async def get(self, owner: LimitOwner) -> tuple[LimitOwner, Quota]:
+        """Returns the limits of an owner, and the owner for whom they are counted (see `require_owner`). An owner without
+        limits has a quota without any. Raises NotFound.
+        """
         async with self._database.read() as session:
-            await require_owner(session, owner)
+            owner = await require_owner(session, owner)
             if owner.level is Level.TENANT and owner.tenant_id is not None:
-                return await quota_rows.find_quota(session, owner.tenant_id)
-            return await quota_rows.find_owner_quota(session, owner.owner_id, owner.tenant_id)
+                return owner, await quota_rows.find_quota(session, owner.tenant_id)
+            return owner, await quota_rows.find_owner_quota(session, owner.owner_id, owner.tenant_id)
 
     async def of_tenant(self, tenant_id: TenantId) -> Quota:
         """Returns the limits of a tenant, also of one that was deleted."""
@@ -123,7 +125,7 @@ class LimitBook:
         async with self._database.write() as session:
             if owner.tenant_id is not None:
                 await repository.hold_tenant(session, owner.tenant_id)
-            await require_owner(session, owner)
+            owner = await require_owner(session, owner)
             if owner.level is Level.TENANT and owner.tenant_id is not None:
                 await quota_rows.put_quota(session, owner.tenant_id, quota)
             else:
@@ -137,14 +139,21 @@ class LimitBook:
         return quota
 
 
-async def require_owner(session: ReadSession, owner: LimitOwner) -> None:
-    """Raises NotFound if the owner, or the tenant of the owner, does not exist."""
+async def require_owner(session: ReadSession, owner: LimitOwner) -> LimitOwner:
+    """Returns the owner under whose id the limits of `owner` are kept and counted: of a key that others have replaced by
+    rotations, or that has replaced others, the first of them. All others count for themselves.
+
+    Raises NotFound if the owner, or the tenant of the owner, does not exist.
+    """
     if owner.tenant_id is None:
         if await organisation_rows.find_organisation(session, OrganisationId(owner.owner_id)) is None:
             raise NotFound(f"There is no organisation {owner.owner_id!r}.")
-        return
+        return owner
     if await repository.find_tenant(session, owner.tenant_id) is None:
         raise NotFound(f"There is no tenant {owner.tenant_id!r}.")
-    is_key = owner.level is Level.KEY
-    if is_key and await key_rows.find_key(session, owner.tenant_id, KeyId(owner.owner_id)) is None:
+    if owner.level is not Level.KEY:
+        return owner
+    key = await key_rows.find_key(session, owner.tenant_id, KeyId(owner.owner_id))
+    if key is None:
         raise NotFound(f"There is no key {owner.owner_id!r}.")
+    return replace(owner, owner_id=key.limits_id)

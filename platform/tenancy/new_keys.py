@@ -34,8 +34,13 @@ class NewKey:
     expires_at: float | None = None
     """The time at which the key ends, in unix seconds; None means never."""
 
-    def make(self, tenant_id: TenantId, now: float, pepper: bytes) -> tuple[ApiKey, str]:
-        """Returns the key, as the server stores it, and its plaintext. Raises ValidationFailed for a wrong value."""
+    def make(
+        self, tenant_id: TenantId, now: float, pepper: bytes, first_key_id: KeyId | None = None
+    ) -> tuple[ApiKey, str]:
+        """Returns the key, as the server stores it, and its plaintext. Raises ValidationFailed for a wrong value.
+
+        `first_key_id` is the first of the keys that rotations have replaced up to this one; None for a first key.
+        """
         check_name(self.name)
         parts = make_key(KeyKind.TENANT)
         key = ApiKey(
@@ -52,6 +57,7 @@ class NewKey:
             last_used_at=None,
             replaced_by=None,
             key_hash=hash_key(parts, pepper),
+            first_key_id=first_key_id,
         )
         return key, parts.plaintext
 

@@ -66,6 +66,13 @@ class Principal:
 
     person_id: PersonId | None = None
     """The person who has signed in and acts in the tenant; None for a program with a key."""
+    first_key_id: KeyId | None = None
+    """The first of the keys that rotations have replaced by one another up to the sender's; None if this is it."""
+
+    @property
+    def limits_id(self) -> KeyId:
+        """The id under which the limits of the sender's key are kept and counted."""
+        return self.first_key_id or self.key_id
 
     @property
     def actor(self) -> str:
@@ -137,6 +144,7 @@ def principal_of(key: ApiKey, tenant: Tenant) -> Principal:
         key.scopes,
         key.adapters,
         person_id=key.person_id,
+        first_key_id=key.first_key_id,
     )
 
 

@@ -63,6 +63,8 @@ class ApiKeyRow(Base):
     """The id of the key that a rotation has made instead of this one."""
     person_id: Mapped[str | None] = mapped_column(String(64))
     """The person who acts in the tenant with this key, whose text nobody has; NULL for a key of a program."""
+    first_key_id: Mapped[str | None] = mapped_column(String(64))
+    """The first of the keys that rotations have replaced by one another up to this one; NULL for that key itself."""
     __table_args__ = (Index("ix_api_keys_person_id_tenant_id", "person_id", "tenant_id", unique=True),)
 
 

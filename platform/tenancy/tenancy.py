@@ -19,8 +19,7 @@ from graftwork.platform.keys.console_tickets import ConsoleTicket, parse_ticket,
 from graftwork.platform.keys.keys import KeyKind, KeyParts, key_digest, parse_key
 from graftwork.platform.keys.networks import require_network
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
-from graftwork.platform.quotas.limits import Level
-from graftwork.platform.tenancy import key_rows, quota_rows, repository
+from graftwork.platform.tenancy import key_rows, repository
 from graftwork.platform.tenancy.key_holders import KeyHolders, KeyUses
 from graftwork.platform.tenancy.limit_book import LimitBook
 from graftwork.platform.tenancy.new_keys import NewKey, audit_details, check_name, end_of_rotated, successor_of
@@ -190,8 +189,8 @@ class Tenancy:
         expires_at: float | None = None,
         actor: str = "admin",
     ) -> tuple[ApiKey, str]:
-        """Makes a new API key that allows the same as an old one, with the same limits. Returns the new key and its
-        plaintext.
+        """Makes a new API key that allows the same as an old one, and counts in the same limits. Returns the new key and
+        its plaintext.
 
         The old key ends after `overlap_s` seconds, or at its own end if that is earlier. The new key ends at
         `expires_at`, in unix seconds; None means at the end that the old key had. Work that was started with the old
@@ -205,11 +204,9 @@ class Tenancy:
             old = await _hold_key(session, tenant_id, key_id)
             _refuse_seat(old)
             ends_at = end_of_rotated(old, overlap_s, now)
-            key, plaintext = successor_of(old, expires_at, now).make(tenant_id, now, self._pepper)
+            key, plaintext = successor_of(old, expires_at, now).make(tenant_id, now, self._pepper, old.limits_id)
             await key_rows.add_key(session, key)
             await key_rows.change_key(session, tenant_id, key_id, {"expires_at": ends_at, "replaced_by": key.id})
-            limits = await quota_rows.find_owner_quota(session, key_id, tenant_id)
-            await quota_rows.put_owner_quota(session, Level.KEY, key.id, tenant_id, limits)
             details = {"replaced_by": key.id, "ends_at": ends_at, "expires_at": key.expires_at}
             await self._audit(session, actor, "key.rotated", tenant_id, key_id, details)
             await key_rows.count_access_change(session)

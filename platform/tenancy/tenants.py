@@ -74,6 +74,13 @@ class ApiKey:
     key_hash: bytes = field(repr=False)
     person_id: PersonId | None = None
     """The person who acts in the tenant with this key, whose text nobody has. None for a key of a program."""
+    first_key_id: KeyId | None = None
+    """The first of the keys that rotations have replaced by one another up to this one; None for that key itself."""
+
+    @property
+    def limits_id(self) -> KeyId:
+        """The id under which the limits of the key are kept and counted. All keys of one line of rotations share it."""
+        return self.first_key_id or self.id
 
     @property
     def redacted(self) -> str:

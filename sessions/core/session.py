@@ -170,7 +170,9 @@ class AgentSession:
     closed_at: float | None = None
     kind: SessionKind = SessionKind.SESSION
     key_id: KeyId | None = None
-    """The API key that began the session, in whose limit of sessions it counts; None for one of an older version."""
+    """The API key in whose limit of sessions it counts: the one that began it, or the first of those that rotations have
+    replaced by that one. None for a session of an older version.
+    """
     end_user_id: EndUserId | None = None
     """The end user for whom the session was begun; None if the request named none."""
     ledger: tuple[LedgerCall, ...] = ()

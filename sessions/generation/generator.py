@@ -138,7 +138,8 @@ class Generator:
             return request
         modes, sampling = self.modes.current, request.sampling
         modes.check_tier(request.tier)
-        request = replace(request, uses_lookups=not modes.suspend_drafts)
+        if request.uses_lookups == modes.suspend_drafts:
+            request = replace(request, uses_lookups=not modes.suspend_drafts)
         most = modes.max_output_tokens
         if most is None or sampling.max_tokens <= most:
             return request

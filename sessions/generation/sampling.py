@@ -171,7 +171,7 @@ class SamplingFields(BaseModel):
     @property
     def rolling_window(self) -> RollingWindow | None:
         """The tokens that a token attends to; None for all up to itself."""
-        return self.sampling_params(max_tokens=1).rolling_window
+        return RollingWindow.of(self.attention_window, self.attention_sinks)
 
     def sent(self) -> dict[str, Any]:
         """Returns the sampling fields that are not null in the request, as JSON values by field name."""

@@ -336,6 +336,7 @@ class RequestAccount:
             batch_id=charge.batch_id,
             unbilled_prompt_tokens=unbilled.prompt,
             unbilled_completion_tokens=unbilled.completion,
+            first_key_id=charge.principal.first_key_id,
         )
         return event.priced(self._prices)
 

@@ -45,7 +45,7 @@ class SessionChange:
 
 @dataclass(frozen=True, slots=True)
 class NewForks:
-    """How many forks of a session are made, of which kind, and which API key makes them."""
+    """How many forks of a session are made, of which kind, and in the limits of which API key they count."""
 
     count: int = 1
     kind: SessionKind = SessionKind.SESSION

@@ -54,7 +54,7 @@ class SessionRow(Base):
     origin_id: Mapped[str | None] = mapped_column(_Id)
     forked_from: Mapped[str | None] = mapped_column(_Id)
     key_id: Mapped[str | None] = mapped_column(_Id)
-    """The API key that began the session; NULL for sessions that are older than this column."""
+    """The API key in whose limit the session counts; NULL for sessions that are older than this column."""
     end_user_id: Mapped[str | None] = mapped_column(_Id)
     """The end user for whom the session was begun, as a digest; NULL for none."""
     epoch: Mapped[int] = mapped_column(BigInteger)

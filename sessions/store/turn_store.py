@@ -19,6 +19,7 @@ from graftwork.platform.ledger.repository import add_usage
 from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.tenancy.idempotency import TurnClaim
+from graftwork.platform.tenancy.key_rows import find_key
 from graftwork.platform.tenancy.organisation_rows import organisation_of
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.events import EventType, SessionEvent, number_events, turn_created
@@ -264,7 +265,10 @@ class TurnStore:
             if turn.key_id is not None and turn.batch_id is None:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
                 row = _usage_row(session, turn, turn.key_id, delivered or _NOTHING, self._clock.now())
-                row = replace(row, organisation_id=await organisation_of(database, session.tenant_id)).priced(prices)
+                key = await find_key(database, session.tenant_id, turn.key_id)
+                organisation_id = await organisation_of(database, session.tenant_id)
+                first_key_id = None if key is None else key.first_key_id
+                row = replace(row, organisation_id=organisation_id, first_key_id=first_key_id).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
                 if delivered is not None:
                     used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))

@@ -61,7 +61,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0032_beginner_indexes"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0033_lines_of_keys"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -73,6 +73,7 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     await empty_database.upgrade_to_head()
 
     for revision in (
+        "0032_beginner_indexes",
         "0031_beginners",
         "0030_event_retention_index",
         "0030_event_retention",
@@ -161,6 +162,46 @@ async def test_older_keys_allow_what_they_did(empty_database: Database) -> None:
     assert (key.adapters, key.allowed_ips, key.replaced_by) == (None, None, None)
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT key_hash FROM api_keys")) == b"hash"
+
+
+async def test_an_older_version_finds_the_limits_of_a_successor(empty_database: Database) -> None:
+    """A downgrade gives each key of a line the limits that it shared, and leaves all other limits as they are."""
+    await empty_database.upgrade_to_head()
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
+                " VALUES ('ten_1', 'acme', 'active', 1, 'default', 0)"
+            )
+        )
+        for key, first in (
+            ("key_1", None),
+            ("key_2", "key_1"),
+            ("key_3", "key_1"),
+            ("key_4", None),
+            ("key_5", "key_4"),
+        ):
+            await session.execute(
+                text(
+                    "INSERT INTO api_keys (id, tenant_id, name, public_id, key_hash, scopes, created_at, first_key_id)"
+                    " VALUES (:key, 'ten_1', 'ci', :key, :hash, '[]', 0, :first)"
+                ),
+                {"key": key, "first": first, "hash": b"hash"},
+            )
+        await session.execute(
+            text(
+                "INSERT INTO owner_quotas (owner_id, level, tenant_id, max_sessions, monthly_budget, currency)"
+                " VALUES ('key_1', 'key', 'ten_1', 7, '1.50', 'EUR')"
+            )
+        )
+
+    await empty_database.downgrade("0032_beginner_indexes")
+
+    async with empty_database.read() as session:
+        rows = await session.execute(
+            text("SELECT owner_id, level, tenant_id, max_sessions, monthly_budget FROM owner_quotas ORDER BY owner_id")
+        )
+        assert rows.all() == [(key, "key", "ten_1", 7, "1.50") for key in ("key_1", "key_2", "key_3")]
 
 
 async def test_older_usage_has_no_price(empty_database: Database) -> None:

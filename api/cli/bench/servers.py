@@ -51,9 +51,9 @@ async def measured_server(
     require_modules("fastapi", "torch")  # the server's process needs them
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as folder:
         server = DemoServer(Path(folder), settings=settings)
-        with server_failures():
-            await server.start()
         try:
+            with server_failures():
+                await server.start()
             keys = await make_tenants(server.url, server.admin_key(), weights)
             targets = {name: Target(server.url, keys[name], model, weight=weight) for name, weight in weights.items()}
             cores = parse_cores(settings["engine_cores"]) if "engine_cores" in settings else ()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.api.cli.console.output import JsonFlag
+from graftwork.api.cli.console.signals import run_and_clean_up
 
 if TYPE_CHECKING:
     from graftwork.api.cli.bench.agents import Agents
@@ -72,7 +73,7 @@ def throughput(
             async with measured_server(url, key, model, {"tenant": 1.0}, parse_settings(setting or ())) as server:
                 return await measure(server.targets["tenant"], levels, seconds, SystemClock(), progress.show_load)
 
-    phases = asyncio.run(run())
+    phases = run_and_clean_up(run())
     body = {"phases": [asdict(phase) for phase in phases]}
     phases_report("Throughput", url or _OWN_SERVER, phases, body).publish(html, png, plot=plot, as_json=as_json)
 
@@ -116,7 +117,7 @@ def fairness(
                 async with measured_server(None, key, model, TENANTS, first_come) as other:
                     return await measure(server.targets, other.targets, seconds, outstanding, clock, show)
 
-    found = asyncio.run(run())
+    found = run_and_clean_up(run())
     phases = [*found.solo.values(), found.flood, *([found.baseline] if found.baseline else [])]
     body = asdict(found) | {"settings": None if url else settings}
     report = phases_report("Fairness under a flood", url or f"{_OWN_SERVER}, {settings}", phases, body, claims(found))
@@ -163,7 +164,7 @@ def sessions(
                 await found.run(targets)
                 return found
 
-    agents_report(url or _OWN_SERVER, asyncio.run(run())).publish(html, png, plot=plot, as_json=as_json)
+    agents_report(url or _OWN_SERVER, run_and_clean_up(run())).publish(html, png, plot=plot, as_json=as_json)
 
 
 @app.command()
@@ -202,7 +203,7 @@ def soak(
                 found = await measure(*where, seconds, every, stopped, SystemClock(), progress.update)
         return found, stopped.is_set()
 
-    intervals, was_stopped = asyncio.run(run())
+    intervals, was_stopped = run_and_clean_up(run())
     report = soak_report(url or _OWN_SERVER, intervals, was_stopped=was_stopped)
     report.publish(html, png, plot=plot, as_json=as_json)
 
@@ -248,7 +249,7 @@ def chaos(
             return await run_chaos(keep or Path(folder), plan, agents, rounds, progress.update)
 
     with server_failures():
-        found = asyncio.run(run())
+        found = run_and_clean_up(run())
     chaos_report(found).publish(html, png, plot=plot, as_json=as_json)
 
 

@@ -1,6 +1,5 @@
 """Defines `graftwork plan`, which says what a demand needs: replicas, memory, and dollars for a million tokens."""
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, show_table, size
+from graftwork.api.cli.console.signals import run_and_clean_up
 
 if TYPE_CHECKING:
     from graftwork.api.cli.plan.energy import Energy
@@ -95,7 +95,7 @@ def _measure() -> "tuple[MeasuredSpeed, Energy]":
         each = None if used.joules is None or not tokens else used.joules / tokens
         return MeasuredSpeed.fit(levels_of({"phases": [asdict(one) for one in phases]})), Energy(each, used.source)
 
-    return asyncio.run(run())
+    return run_and_clean_up(run())
 
 
 def _body(demand: "Demand", found: "Plan", speed: "Speed", energy: "Energy | None") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from graftwork.api.cli.console.signals import run_and_clean_up
 from graftwork.api.cli.demo.conversation import Exchange, Talk
 from graftwork.api.cli.demo.report import Claim, Report, share_of, show_exchanges, show_report, show_step
 from graftwork.api.cli.demo.script import ask_for, asks_for, schemas_for
@@ -37,7 +38,7 @@ def tell_story(as_json: bool) -> bool:
 
     Raises ConfigurationError if the server cannot start.
     """
-    report = asyncio.run(_tell(quiet=as_json))
+    report = run_and_clean_up(_tell(quiet=as_json))
     show_report(report, as_json)
     return report.holds
 

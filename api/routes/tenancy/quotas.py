@@ -55,7 +55,7 @@ async def get_key_quota(tenant_id: str, key_id: str, resources: ForAdmin, _: Adm
 async def set_key_quota(
     tenant_id: str, key_id: str, body: QuotaBody, resources: ForAdmin, admin: Admin
 ) -> answers.Quota:
-    """Replace all limits of an API key. A key that replaces this one by a rotation begins with its limits."""
+    """Replace all limits of an API key. The keys that replace it by rotations, or that it has replaced, share them."""
     owner = LimitOwner.key(TenantId(tenant_id), KeyId(key_id))
     return await resources.tenancy.limits.set(owner, Quota.from_mapping(body), actor=admin.name)
 

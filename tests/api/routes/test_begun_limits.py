@@ -225,19 +225,29 @@ async def test_limits_can_be_sent_back_as_they_were_read(gateway: Gateway, tenan
     assert (found["max_sessions"], found["max_adapters"], found["used"]["sessions"]) == (5, 3, 0)
 
 
-async def test_a_rotated_key_s_successor_begins_with_nothing(gateway: Gateway, tenant: TestTenant) -> None:
-    """The new key has the old one's limits, and the sessions that the old one has begun count for that one."""
+async def test_a_rotated_key_s_successor_counts_with_it(gateway: Gateway, tenant: TestTenant) -> None:
+    """Sessions and adapters that a key has begun count for its successor too, and what that one begins for the key."""
     key_id, mine = await key_of(gateway, tenant)
     base = f"tenants/{tenant.id}/keys"
-    await put(gateway, f"{base}/{key_id}/quota", max_sessions=1)
-    await begin(mine)
+    await put(gateway, f"{base}/{key_id}/quota", max_sessions=2, max_adapters=1)
+    first = (await begin(mine)).json()["id"]
 
     rotated = (await gateway.admin.post(f"/v1/admin/{base}/{key_id}/rotate", json={"overlap_s": 60})).json()
-    made = [await begin(gateway.client(rotated["key"])) for _ in range(2)]
+    successor = gateway.client(rotated["key"])
+    made = [await begin(successor), await push(successor, "one", 1)]
+    refused = [await begin(successor), await begin(mine), await push(mine, "two", 2)]
+    refused.append(await successor.post(f"/v1/sessions/{first}/fork", json={}))
 
-    assert [answer.status_code for answer in made] == [201, 429]
-    assert (await used(gateway, f"{base}/{key_id}/quota"))["sessions"] == 1
-    assert (await used(gateway, f"{base}/{rotated['id']}/quota"))["sessions"] == 1
+    assert [answer.status_code for answer in made] == [201, 201]
+    assert [refusal(answer)[1:] for answer in refused] == [
+        ("key", "max_sessions"),
+        ("key", "max_sessions"),
+        ("key", "max_adapters"),
+        ("key", "max_sessions"),
+    ]
+    for one in (key_id, rotated["id"]):
+        found = await used(gateway, f"{base}/{one}/quota")
+        assert (found["sessions"], found["adapters"]) == (2, 1)
 
 
 async def test_the_narrowest_level_is_named(gateway: Gateway) -> None:

@@ -98,6 +98,31 @@ async def test_a_rotation_keeps_a_keys_limits(gateway: Gateway, tenant: TestTena
     assert refusal(await gateway.client(new["key"]).post(CHAT, json=chat())) == (429, "key", "requests_per_minute")
 
 
+async def test_keys_of_one_line_share_what_they_may_use(gateway: Gateway, tenant: TestTenant) -> None:
+    """Requests, tokens and money of a key and of its successors count together, and a new limit of one is that of all."""
+    keys = f"tenants/{tenant.id}/keys"
+    key_ids = [(await gateway.admin.get(f"/v1/admin/{keys}")).json()["data"][0]["id"]]
+    clients = [tenant.client]
+    await put(gateway, f"{keys}/{key_ids[0]}/quota", requests_per_minute=4, monthly_tokens=100_000)
+    for _ in range(2):
+        assert (await clients[-1].post(CHAT, json=chat())).status_code == 200
+        rotated = await gateway.admin.post(f"/v1/admin/{keys}/{key_ids[-1]}/rotate", json={"overlap_s": 60})
+        key_ids.append(rotated.json()["id"])
+        clients.append(gateway.client(rotated.json()["key"]))
+
+    admitted = [await client.post(CHAT, json=chat()) for client in clients]
+    found = [(await gateway.admin.get(f"/v1/admin/{keys}/{key_id}/quota")).json() for key_id in key_ids]
+    await put(gateway, f"{keys}/{key_ids[1]}/quota", monthly_tokens=found[0]["used"]["monthly_tokens"])
+    spent = [await client.post(CHAT, json=chat()) for client in clients]
+
+    assert [answer.status_code for answer in admitted] == [200, 200, 429]
+    assert refusal(admitted[2]) == (429, "key", "requests_per_minute")
+    assert found[0] == found[1] == found[2]
+    usage = [answer.json()["usage"]["total_tokens"] for answer in admitted[:2]]
+    assert found[0]["used"]["monthly_tokens"] == 2 * sum(usage)
+    assert [refusal(answer) for answer in spent] == [(429, "key", "monthly_tokens")] * 3
+
+
 async def test_end_users_are_told_apart(gateway: Gateway, tenant: TestTenant) -> None:
     """Each end user has the limits of all, one may have its own, and requests without a user have none."""
     path = f"tenants/{tenant.id}/user_quota"

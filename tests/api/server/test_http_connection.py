@@ -3,21 +3,18 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, cast
 
 import httpx
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.config import Config
-from uvicorn.server import ServerState
+from starlette.types import Receive, Scope, Send
 
 from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.api.server.http_connection import MAX_HEAD_BYTES, ConnectionLimits, HttpConnections
 from graftwork.platform.settings.settings import Settings
 from tests.api.gateway_on_port import gateway_on_port, running_server
 from tests.api.in_process_gateway import Gateway
+from tests.api.server.peer import Peer, let_others_run
 
 _PIECE = 16 * 1024
 _ANSWER_WITHIN_S = 20.0
@@ -128,8 +125,8 @@ async def test_connections_from_this_machine() -> None:
 async def test_refused_connection() -> None:
     """A connection over the limit gets a 429 and closes."""
     connections = HttpConnections(ConnectionLimits(per_address=1))
-    _Peer(connections)
-    peer = _Peer(connections)
+    Peer(connections)
+    peer = Peer(connections)
 
     assert (peer.status, peer.code) == (429, "too_many_connections")
     peer.time.advance(2)
@@ -148,7 +145,7 @@ async def test_refused_connection() -> None:
 )
 async def test_slow_request(sent: list[bytes], status: int | None) -> None:
     """A request that does not arrive in time is refused, and its connection closes; a silent one just closes."""
-    peer = _Peer(HttpConnections(ConnectionLimits()))
+    peer = Peer(HttpConnections(ConnectionLimits()))
 
     for piece in sent:
         peer.send(piece)
@@ -161,7 +158,7 @@ async def test_slow_request(sent: list[bytes], status: int | None) -> None:
 
 async def test_slow_body_that_arrives() -> None:
     """A body may take many windows, if enough of it arrives in each."""
-    peer = _Peer(HttpConnections(ConnectionLimits(body_window_s=30, body_window_bytes=1000)))
+    peer = Peer(HttpConnections(ConnectionLimits(body_window_s=30, body_window_bytes=1000)))
     peer.send(b"POST / HTTP/1.1\r\ncontent-length: 50000\r\n\r\n")
 
     for _ in range(50):
@@ -174,7 +171,7 @@ async def test_slow_body_that_arrives() -> None:
 
 async def test_body_that_the_server_does_not_take() -> None:
     """The time in which the server itself does not read counts against no client."""
-    peer = _Peer(HttpConnections(ConnectionLimits()))
+    peer = Peer(HttpConnections(ConnectionLimits()))
     peer.send(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n" + b"a" * 100_000)
 
     peer.time.advance(500)
@@ -185,7 +182,7 @@ async def test_body_that_the_server_does_not_take() -> None:
 
 async def test_bytes_during_an_answer() -> None:
     """An answer takes as long as it needs, also if the client sends an empty line meanwhile."""
-    peer = _Peer(HttpConnections(ConnectionLimits()))
+    peer = Peer(HttpConnections(ConnectionLimits()))
     peer.send(b"GET / HTTP/1.1\r\n\r\n")
     peer.send(b"\r\n")
 
@@ -197,7 +194,7 @@ async def test_bytes_during_an_answer() -> None:
 
 async def test_reader_that_stops() -> None:
     """A client that takes nothing of its answer for a whole window loses its connection."""
-    peer = _Peer(HttpConnections(ConnectionLimits(read_window_s=60)))
+    peer = Peer(HttpConnections(ConnectionLimits(read_window_s=60)))
     peer.send(b"GET / HTTP/1.1\r\n\r\n")
     peer.waiting_bytes = 100_000
     peer.connection.pause_writing()
@@ -213,7 +210,7 @@ async def test_reader_that_stops() -> None:
 
 async def test_reader_that_goes_on() -> None:
     """A client that reads again in time keeps its connection."""
-    peer = _Peer(HttpConnections(ConnectionLimits(read_window_s=60)))
+    peer = Peer(HttpConnections(ConnectionLimits(read_window_s=60)))
     peer.send(b"GET / HTTP/1.1\r\n\r\n")
     peer.connection.pause_writing()
     peer.time.advance(59)
@@ -229,7 +226,7 @@ async def test_pieces_of_a_stream(head: bytes) -> None:
     """A piece that is written to the connection directly has the bytes that uvicorn sends for it."""
     received = []
     for is_direct in (True, False):
-        peer = _Peer(HttpConnections(ConnectionLimits()), partial(_stream, is_direct))
+        peer = Peer(HttpConnections(ConnectionLimits()), partial(_stream, is_direct))
         peer.send(head + b"\r\n\r\n")
         await asyncio.wait_for(peer.closed.wait(), _ANSWER_WITHIN_S)
         received.append(peer.received)
@@ -248,20 +245,15 @@ async def test_a_piece_waits_for_a_slow_reader() -> None:
         peer.abort()
         await scope["state"][WRITE_BODY](b"two")
 
-    peer = _Peer(HttpConnections(ConnectionLimits()), app)
+    peer = Peer(HttpConnections(ConnectionLimits()), app)
     peer.send(b"GET / HTTP/1.1\r\n\r\n")
-    await _let_others_run()
+    await let_others_run()
     before = peer.received
     peer.connection.resume_writing()
-    await _let_others_run()
+    await let_others_run()
 
     assert b"one" not in before
     assert peer.received == before + b"3\r\none\r\n"
-
-
-async def _let_others_run() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def _stream(is_direct: bool, scope: Scope, receive: Receive, send: Send) -> None:
@@ -275,100 +267,6 @@ async def _stream(is_direct: bool, scope: Scope, receive: Receive, send: Send) -
     for piece in (b"one", b"", "zwölf \x00\r\n".encode() * 3):
         await write(piece)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class _Timer:
-    """What `call_later` returns."""
-
-    def __init__(self, at: float, callback: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        self.at = at
-        self.callback = callback
-        self.arguments = arguments
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-class _ManualLoop:
-    """The part of an event loop that connections use, with time that passes only on `advance`."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._timers: list[_Timer] = []
-
-    def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: object) -> _Timer:
-        timer = _Timer(self._now + delay_s, callback, arguments)
-        self._timers.append(timer)
-        return timer
-
-    def create_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        return asyncio.create_task(work)
-
-    def advance(self, seconds: float) -> None:
-        """Runs everything that is due within these seconds, in order of time."""
-        end = self._now + seconds
-        while due := [timer for timer in self._timers if timer.at <= end and not timer.is_cancelled]:
-            timer = min(due, key=lambda one: one.at)
-            self._timers.remove(timer)
-            self._now = max(self._now, timer.at)
-            timer.callback(*timer.arguments)
-        self._now = end
-
-
-class _Peer(asyncio.Transport):
-    """A client from 192.0.2.1, and the server's connection to it. `app` answers; without one, no handler ever does."""
-
-    def __init__(self, connections: HttpConnections, app: ASGIApp | None = None) -> None:
-        super().__init__({"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.9", 80)})
-        self.time = _ManualLoop()
-        self.is_reading_paused = self.is_aborted = self._is_closing = False
-        self.waiting_bytes = 0
-        self.received = b""
-        self.closed = asyncio.Event()
-        config = Config(app or _never_answer, log_config=None, interface="asgi3", proxy_headers=False)
-        config.load()
-        self.connection = connections(config, ServerState(), {}, cast(asyncio.AbstractEventLoop, self.time))
-        self.connection.connection_made(self)
-
-    @property
-    def status(self) -> int | None:
-        """The status of the server's answer; None if it has not answered."""
-        return int(self.received.split()[1]) if self.received else None
-
-    @property
-    def code(self) -> str:
-        return str(json.loads(self.received.partition(b"\r\n\r\n")[2])["error"]["code"])
-
-    def send(self, data: bytes) -> None:
-        self.connection.data_received(data)
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.received += data
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self) -> None:
-        self._is_closing = True
-        self.closed.set()
-
-    def abort(self) -> None:
-        self.is_aborted = True
-        self.connection.connection_lost(None)
-
-    def pause_reading(self) -> None:
-        self.is_reading_paused = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting_bytes
-
-
-async def _never_answer(scope: object, receive: object, send: object) -> None:
-    await asyncio.Event().wait()
 
 
 def _request(header: bytes) -> bytes:

@@ -9,6 +9,9 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict
 from graftwork.platform.ids import CheckpointId, TurnId
+from graftwork.platform.ledger.spend_rows import find_spent
+from graftwork.platform.quotas.quota import month_of
+from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.core.events import EventDraft, EventType, number_events, output_text_delta, turn_created
 from graftwork.sessions.core.items import message
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
@@ -120,6 +123,26 @@ async def test_renewed_lease_is_not_taken_over(stores: TwoProcesses) -> None:
     assert (await stores.now(lease)).status is SessionStatus.RUNNING
     await stores.first.end(lease, completed(lease))
     assert (await stores.now(lease)).head_id == "ckp_1"
+
+
+async def test_an_interrupted_turn_counts_in_the_limits_of_its_line_of_keys(
+    stores: TwoProcesses, database: Database
+) -> None:
+    """The usage of a turn whose process has died counts for the first of the keys that rotations have replaced."""
+    tenancy = Tenancy(database, b"a pepper for tests", stores.clock)
+    tenant = await tenancy.create_tenant("acme")
+    first, _ = await tenancy.create_key(tenant.id, "ci")
+    _, plaintext = await tenancy.rotate_key(tenant.id, first.id, overlap_s=60)
+    sender = await tenancy.authenticate(plaintext)
+    session = await stores.process.session(sender)
+    lease, _ = await stores.first.begin(sender, session, TURN, INPUT)
+    stores.clock.advance(LEASE_S)
+
+    await stores.second.fail_interrupted(sender.scope(), lease.session_id, TURN)
+
+    month = month_of(stores.clock.now())
+    async with database.read() as reading:
+        assert set(await find_spent(reading, [first.id, sender.key_id], month)) == {first.id}
 
 
 async def test_the_clocks_of_processes_do_not_matter(stores: TwoProcesses, database: Database) -> None:
