@@ -119,7 +119,19 @@ QUANTISED_MODELS: dict[str, ServedModel] = {
 }
 QUANTISED_MODELS["llama-8b fp8 rows"] = replace(QUANTISED_MODELS["llama-8b fp8"], rounds_rows=True)
 """Models with quantised weights, compiled besides."""
-ALL_MODELS: Mapping[str, ServedModel] = {**MODELS, **ROUTED_MODELS, **STREAM_MODELS, **QUANTISED_MODELS}
+CODED_KV_MODELS: dict[str, ServedModel] = {
+    "llama-8b bf16, int8 KV": ServedModel(_LLAMA, torch.bfloat16, kv_dtype="int8"),
+    "windows, norms of heads fp32, int8 KV": ServedModel(_SMALL, torch.float32, kv_dtype="int8"),
+    "head size 96 fp16, fp8 KV": ServedModel(_WIDE_HEADS, torch.float16, kv_dtype="fp8"),
+}
+"""Models whose KV is stored in bytes, compiled besides."""
+ALL_MODELS: Mapping[str, ServedModel] = {
+    **MODELS,
+    **ROUTED_MODELS,
+    **STREAM_MODELS,
+    **QUANTISED_MODELS,
+    **CODED_KV_MODELS,
+}
 
 
 @dataclass(frozen=True, slots=True)

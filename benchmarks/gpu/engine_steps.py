@@ -29,6 +29,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """The ways to run steps that are compared: settings of the engine by name. The slowest comes last, because the time may
 not do for all."""
+KV_WAYS: dict[str, dict[str, Any]] = {f"kv {name}": {"kv_dtype": name} for name in ("auto", "int8", "fp8")}
+"""The ways to store KV that are compared."""
 _SYNC_STEPS, _TRACED_STEPS, _WARM_STEPS, _TIMED_STEPS = 3, 5, 5, 40
 _ENOUGH_TOKENS = 2 * (_SYNC_STEPS + _TRACED_STEPS + _WARM_STEPS + _TIMED_STEPS) + 300
 
@@ -45,6 +47,10 @@ CELLS = (
     StepCell(32, 16), StepCell(32, 0), StepCell(32, 32), StepCell(8, 8), StepCell(8, 0), StepCell(1, 1), StepCell(1, 0),
     StepCell(128, 16), StepCell(128, 0), StepCell(128, 32),
 )  # fmt: skip
+
+
+KV_CELLS = (StepCell(128, 0), StepCell(32, 16), StepCell(32, 0))
+"""The cells for KV in bytes. With most rows, KV is the largest part of what a step reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +77,25 @@ class StepFigures:
 def measure_steps(run: PhaseRun) -> None:
     """Every cell in every way. Each way has an engine of its own."""
     bandwidth = None if run.is_dry else _bandwidth()
-    for way in WAYS:
-        _measure_way(run, way, bandwidth)
+    for way, settings in WAYS.items():
+        _measure_way(run, (way, settings), CELLS, bandwidth)
 
 
-def _measure_way(run: PhaseRun, way: str, bandwidth: float | None) -> None:
-    cells: Sequence[StepCell] = [StepCell(2, 2), StepCell(3, 0)] if run.shape.name == "tiny" else CELLS
+def measure_coded_kv(run: PhaseRun) -> None:
+    """Some cells with KV in bytes, beside KV in bf16 on the same device. Each way has an engine of its own."""
+    bandwidth = None if run.is_dry else _bandwidth()
+    for way, settings in KV_WAYS.items():
+        _measure_way(run, (way, settings), KV_CELLS, bandwidth)
+
+
+def _measure_way(
+    run: PhaseRun, named: tuple[str, dict[str, Any]], cells: Sequence[StepCell], bandwidth: float | None
+) -> None:
+    way, settings = named
+    if run.shape.name == "tiny":
+        cells = StepCell(2, 2), StepCell(3, 0)
     started = time.perf_counter()
-    with random_engine(run, **WAYS[way]) as (engine, _):
+    with random_engine(run, **settings) as (engine, _):
         run.add("starts", {"way": way, "seconds": None if run.is_dry else time.perf_counter() - started})
         for cell in run.while_time(cells, name=partial("{} {}".format, way)):
             run.add("steps", asdict(_measure(run, engine, way, cell, bandwidth)))
@@ -171,7 +188,8 @@ def stop(engine: Engine, rows: DecodingRows) -> None:
 def step_bytes(engine: Engine, shape: ModelShape, cell: StepCell, context: int) -> int:
     """Bytes that a step must read: the weights without the embedding, each row's KV, and each adapter once."""
     head_dim = shape.hidden_size // shape.num_heads
-    kv_row = 2 * 2 * shape.num_layers * shape.num_kv_heads * head_dim
+    form = engine.cache.format
+    kv_row = 2 * shape.num_layers * shape.num_kv_heads * form.width(head_dim) * form.storage_dtype.itemsize
     weights = engine.memory.weights_bytes - 2 * shape.vocab_size * shape.hidden_size
     adapter = 2 * RANK * shape.num_layers * sum(map(sum, engine.description.target_shapes.values()))
     return weights + cell.rows * context * kv_row + cell.adapters * adapter

@@ -84,6 +84,13 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
             (f"attention {name}", partial(why_attention_fails, model, 16, device, dtype)),
             (f"attention windows {name}", partial(why_attention_fails, model, 16, device, dtype, rolling=True)),
         ]
+        for kv in () if dtype != torch.bfloat16 else ("int8",) if run.is_dry else ("int8", "fp8"):
+            attention = partial(why_attention_fails, model, 16, device, dtype, kv_dtype=kv)
+            trials += [
+                (f"rows {name} {kv} KV", partial(why_row_kernels_fail, device, dtype, kv_dtype=kv)),
+                (f"attention {name} {kv} KV", attention),
+                (f"attention windows {name} {kv} KV", partial(attention, rolling=True)),
+            ]
         for form in FORMS if not run.is_dry else ("int8",) if dtype == torch.bfloat16 else ():
             weight, rounds_rows = random_weight(form, 8, 256, "cpu"), form == "fp8 rows"
             trials.append(

@@ -33,8 +33,8 @@ class Phase:
 _MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 PHASES = (
     Phase("machine", 20, "kernel_trials", "measure_machine"),
-    Phase("trials", 60, "kernel_trials", "measure_trials", interprets=True),
-    Phase("memcheck", 60, "kernel_trials", "measure_trials", True, tool=_MEMCHECK, shape="tiny"),
+    Phase("trials", 80, "kernel_trials", "measure_trials", interprets=True),
+    Phase("memcheck", 80, "kernel_trials", "measure_trials", True, tool=_MEMCHECK, shape="tiny"),
     Phase("attention", 50, "kernel_floors", "measure_attention"),
     Phase("lora", 50, "kernel_floors", "measure_lora"),
     Phase("weights", 50, "weight_products", "measure_weights"),
@@ -43,5 +43,6 @@ PHASES = (
     Phase("mixed", 60, "mixed_steps", "measure_mixed"),
     Phase("trace", 40, "engine_steps", "measure_trace"),
     Phase("copies", 60, "copies", "measure_copies"),
+    Phase("coded_kv", 90, "engine_steps", "measure_coded_kv"),
 )
 PHASE_BY_NAME = {phase.name: phase for phase in PHASES}

@@ -3,7 +3,7 @@
 The choice follows from the model alone. It never follows from a step, so all steps use the same few variants.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,13 +23,20 @@ class AttentionShape:
     dtype: torch.dtype
     """The dtype of queries and results: fp32, bf16 or fp16."""
     kv_dtype: torch.dtype
-    """The dtype of keys and values in the pages: `dtype`, fp8 or int8. The kernels convert them to `dtype`."""
+    """The dtype of keys and values in the pages: `dtype`, or that of codes with scales, int8 or float8_e4m3fn. The kernels
+    convert codes to `dtype`.
+    """
 
     def __post_init__(self) -> None:
         if self.dtype not in _SOURCE_DTYPES:
             raise ValueError(f"attention computes in fp32, bf16 or fp16, not in {self.dtype}")
         if self.group > _LARGEST_ROWS:
             raise ValueError(f"{self.group} query heads share one KV head: the kernels serve at most {_LARGEST_ROWS}")
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether pages have codes with scales."""
+        return self.kv_dtype != self.dtype
 
     @property
     def group(self) -> int:
@@ -81,9 +88,12 @@ def decode_blocks(shape: AttentionShape) -> Blocks:
 
     Blocks of 32 keys take so few registers that four programs run on a multiprocessor at a time; with 64 keys it is two,
     and a layer takes 9 % longer for 128 rows on an H200 (benchmarks/results/gpu_day-2026-11-28.json). In fp32 one block is in flight,
-    because matrix units do not compute its products, which take many registers.
+    because matrix units do not compute its products, which take many registers. Codes take more registers there: blocks of 16
+    keys and eight warps spill nothing.
     """
     is_fp32 = shape.dtype == torch.float32
+    if is_fp32 and shape.has_codes:
+        return Blocks(max(_power_of_two(shape.group), 16), keys=16, num_warps=8, num_stages=3)
     keys = max(min(32, 16 * 1024 // shape.row_bytes), 16)
     is_small = not is_fp32 and shape.head_dim == shape.block_dim <= 128
     return Blocks(
@@ -93,6 +103,14 @@ def decode_blocks(shape: AttentionShape) -> Blocks:
         num_stages=3 if is_fp32 else 5,
         max_registers=128 if is_small else None,
     )
+
+
+def rolling_decode_blocks(shape: AttentionShape) -> Blocks:
+    """Returns the blocks for decoding with a rolling window: those of other rows. Over codes, queries that are turned leave too
+    few of 128 registers, so three programs run on a multiprocessor at a time.
+    """
+    blocks = decode_blocks(shape)
+    return replace(blocks, max_registers=168) if shape.has_codes and blocks.max_registers is not None else blocks
 
 
 def chunk_blocks(shape: AttentionShape) -> Blocks:

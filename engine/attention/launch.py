@@ -1,8 +1,8 @@
 """Launches the Triton kernels of attention over KV pages.
 
 The score of a query and a key is scale * (query . key), then soft-capped if the model does so. A sink is a learned
-logit of each head, which takes part in the softmax but has no value. Keys and values in the pages may be quantised: the
-stored numbers times the layer's scales are the keys and the values.
+logit of each head, which takes part in the softmax but has no value. Keys and values in the pages may be quantised: codes
+of one byte, which times the scale of a head of a token are its key and its value.
 
 Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) values are converted to fp32 when they are loaded,
 because the interpreter computes bf16 wrongly.
@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 
-from graftwork.engine.attention.kernel_shape import AttentionShape, Blocks, chunk_blocks, decode_blocks
+from graftwork.engine.attention.kernel_shape import (
+    AttentionShape,
+    Blocks,
+    chunk_blocks,
+    decode_blocks,
+    rolling_decode_blocks,
+)
 from graftwork.engine.attention.paged_kernels import attend_splits_kernel, attend_tiles_kernel, merge_splits_kernel
 from graftwork.engine.attention.rolling_kernels import attend_rolling_splits_kernel, attend_rolling_tiles_kernel
 from graftwork.engine.attention.tiles import max_splits
@@ -28,7 +34,7 @@ _MERGE_OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 
 @dataclass(frozen=True, slots=True)
 class ScoreRules:
-    """How one layer turns products of queries and keys into weights, and how its pages are scaled."""
+    """How one layer turns products of queries and keys into weights."""
 
     scale: float
     window: int | None = None
@@ -36,30 +42,34 @@ class ScoreRules:
     cap: float | None = None
     """Scores become cap * tanh(score / cap); None leaves them as they are."""
     sinks: torch.Tensor | None = None  # [num_heads] logits; None if the model has none
-    key_scale: float = 1.0
-    """What numbers in the pages are multiplied by to get keys; positive."""
-    value_scale: float = 1.0
-    """What numbers in the pages are multiplied by to get values."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
     """The keys and values of one layer, as views of the pages."""
 
-    keys: torch.Tensor  # [num_pages, page_tokens, kv_heads, head_dim]
+    keys: torch.Tensor  # [num_pages, page_tokens, kv_heads, head_dim] numbers, or codes of int8 or float8_e4m3fn
     values: torch.Tensor  # the same strides
+    key_scales: torch.Tensor | None = None  # bf16 [num_pages, page_tokens, kv_heads]; None if numbers are not scaled
+    value_scales: torch.Tensor | None = None  # the same strides
 
     @property
     def arguments(self) -> dict[str, Any]:
         page, token, head, element = self.keys.stride()
         if self.values.stride() != (page, token, head, element) or element != 1:
             raise ValueError("keys and values must have the same strides, and the elements of a head must be adjacent")
+        scales = [one for one in (self.key_scales, self.value_scales) if one is not None]
+        if any(one.stride() != (scales[0].stride(0), 1, self.keys.shape[1]) for one in scales):
+            raise ValueError("scales must have the same strides, and those of a head in a page must be adjacent")
         return {
             "keys": self.keys,
             "values": self.values,
+            "key_scales": self.key_scales,
+            "value_scales": self.value_scales,
             "page_stride": page,
             "token_stride": token,
             "kv_head_stride": head,
+            "scale_stride": scales[0].stride(0) if scales else 0,
         }
 
 
@@ -179,7 +189,6 @@ def merge_launch(layer: LayerAttention, decoding: Decoding, sums: PartialSums) -
         **{name: decoding.arrays[name] for name in ("query_row", "query_keys", "query_split", "query_slot")},
         "sinks": rules.sinks,
         **_window_of(layer),
-        "value_scale": rules.value_scale,
         "NUM_HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
         "MAX_SPLITS": 1 << (max_splits(shape.num_kv_heads) - 1).bit_length(),
@@ -193,7 +202,7 @@ def tiles_launch(layer: LayerAttention, chunks: Chunks) -> Launch:
     """Returns the launch that computes chunks, without running it."""
     blocks = chunk_blocks(layer.shape)
     arguments = _arguments_of(layer, blocks) | _window_of(layer) | chunks.arrays
-    arguments |= {"output": layer.output, "sinks": layer.rules.sinks, "value_scale": layer.rules.value_scale}
+    arguments |= {"output": layer.output, "sinks": layer.rules.sinks}
     return Launch(attend_tiles_kernel, (chunks.num_tiles * layer.shape.num_kv_heads,), arguments, blocks.options)
 
 
@@ -201,7 +210,7 @@ def rolling_splits_launch(
     layer: LayerAttention, decoding: Decoding, turns: QueryTurns | None, sums: PartialSums
 ) -> Launch:
     """Returns the launch that computes partial sums of decoding rows with a rolling window, without running it."""
-    blocks = decode_blocks(layer.shape)
+    blocks = rolling_decode_blocks(layer.shape)
     arguments = _arguments_of(layer, blocks) | _turns_of(layer, turns) | sums.arguments | decoding.arrays
     return Launch(attend_rolling_splits_kernel, (decoding.num_programs,), arguments, blocks.options)
 
@@ -210,7 +219,7 @@ def rolling_tiles_launch(layer: LayerAttention, chunks: Chunks, turns: QueryTurn
     """Returns the launch that computes chunks of requests with a rolling window, without running it."""
     blocks = chunk_blocks(layer.shape)
     arguments = _arguments_of(layer, blocks) | _turns_of(layer, turns) | chunks.arrays
-    arguments |= {"output": layer.output, "learned": layer.rules.sinks, "value_scale": layer.rules.value_scale}
+    arguments |= {"output": layer.output, "learned": layer.rules.sinks}
     grid = (chunks.num_tiles * layer.shape.num_kv_heads,)
     return Launch(attend_rolling_tiles_kernel, grid, arguments, blocks.options)
 
@@ -235,15 +244,15 @@ def _arguments_of(layer: LayerAttention, blocks: Blocks) -> dict[str, Any]:
     rules, query = layer.rules, layer.query
     if query.stride(2) != 1:
         raise ValueError("the elements of a query must be adjacent in memory")
-    whole = rules.scale * rules.key_scale
     return {
         "query": query,
         **layer.pages.arguments,
         "row_stride": query.stride(0),
         "head_stride": query.stride(1),
-        "score_scale": whole,
-        "exponent_scale": LOG2_E if rules.cap is not None else whole * LOG2_E,
+        "score_scale": rules.scale,
+        "exponent_scale": LOG2_E if rules.cap is not None else rules.scale * LOG2_E,
         "cap": rules.cap,
+        "SCALES_VALUES": layer.shape.has_codes and layer.shape.dtype == torch.float16,
         "UPCAST": query.device.type == "cpu",
         **layer.shape.constants,
         "BLOCK_ROWS": blocks.rows,

@@ -5,6 +5,10 @@
 All query heads that share a KV head are rows of one matrix, so keys and values are read once for all of them. Scores
 and sums are fp32.
 
+Keys and values may be codes of one byte, which are exact in the dtype of queries, with a scale for each head of a token. A
+score is multiplied by its key's scale, and a weight by its value's. In fp16, values are multiplied themselves: products of
+weights and scales could be too small for it.
+
 Softmax is computed online, in blocks of BLOCK_KEYS keys that begin at multiples of BLOCK_KEYS. A block in which a query
 sees no key changes none of its bits: its maximum stays, it is multiplied by one, and exact zeros are added. So the bits
 of a query do not depend on the other queries of its tile, nor on how a prompt was cut into chunks.
@@ -76,6 +80,18 @@ def load_block(
 
 
 @triton.jit
+def load_scales(key_scales, value_scales, table, places, first_key, end_key, scale_stride, PAGE_TOKENS: tl.constexpr):
+    """Returns the scales of the keys and of the values at `places`, fp32 [BLOCK_KEYS]. They are zero outside of [first_key,
+    end_key).
+    """
+    mask = (places >= first_key) & (places < end_key)
+    page = tl.load(table + places // PAGE_TOKENS, mask=mask, other=0)
+    offsets = page.to(tl.int64) * scale_stride + places % PAGE_TOKENS
+    key_scale = tl.load(key_scales + offsets, mask=mask, other=0.0).to(tl.float32)
+    return key_scale, tl.load(value_scales + offsets, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def attend_keys(
     q,  # [BLOCK_ROWS, BLOCK_DIM]
     total,  # fp32 [BLOCK_ROWS, BLOCK_DIM] weighted sum of values
@@ -83,6 +99,8 @@ def attend_keys(
     peak,  # fp32 [BLOCK_ROWS] largest score
     keys,
     values,
+    key_scales,  # pointer to the scales of the KV head in page 0; None if keys and values are not scaled
+    value_scales,
     table,  # pointer to the page table of the request
     first_block,  # a multiple of BLOCK_KEYS
     end_block,
@@ -92,10 +110,12 @@ def attend_keys(
     end_visible,  # [BLOCK_ROWS]
     page_stride,
     token_stride,
+    scale_stride,
     score_scale,
     exponent_scale,
     cap,
     IS_MASKED: tl.constexpr,
+    SCALES_VALUES: tl.constexpr,  # whether values are multiplied by their scales, and not weights
     UPCAST: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -108,7 +128,13 @@ def attend_keys(
     A weight is 2 ** (exponent_scale * (score - peak)).
     """
     DTYPE: tl.constexpr = tl.float32 if UPCAST else q.dtype
-    for block_start in tl.range(first_block, end_block, BLOCK_KEYS):
+    if key_scales is not None:
+        first_places = first_block + tl.arange(0, BLOCK_KEYS)
+        key_scale, value_scale = load_scales(
+            key_scales, value_scales, table, first_places, first_key, end_key, scale_stride, PAGE_TOKENS
+        )
+    # Over codes, nothing is taken out of the loop: registers would be too few for it on Blackwell.
+    for block_start in tl.range(first_block, end_block, BLOCK_KEYS, disable_licm=key_scales is not None):
         places = block_start + tl.arange(0, BLOCK_KEYS)
         key_mask = (places >= first_key) & (places < end_key)
         if IS_MASKED:
@@ -116,8 +142,17 @@ def attend_keys(
         else:
             page = tl.load(table + places // PAGE_TOKENS)
         offsets = page.to(tl.int64) * page_stride + (places % PAGE_TOKENS) * token_stride
+        if key_scales is not None:  # those of the next block are on their way while this one is computed
+            next_places = places + BLOCK_KEYS
+            next_scales = load_scales(
+                key_scales, value_scales, table, next_places, first_key, end_key, scale_stride, PAGE_TOKENS
+            )
         k = load_block(keys, offsets, key_mask, DTYPE, IS_MASKED, HEAD_DIM, BLOCK_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if key_scales is not None:
+            # Fused with zero by name, or the compiler would fuse it with the difference below in some loops and not in others.
+            zeros = tl.full(scores.shape, 0.0, tl.float32)
+            scores = tl.fma(scores, tl.broadcast_to(key_scale[None, :], scores.shape), zeros)
         if cap is not None:
             scores = soft_cap(scores * score_scale, cap)
         if IS_MASKED:
@@ -130,8 +165,15 @@ def attend_keys(
         shrinking = tl.math.exp2((peak - base) * exponent_scale)
         mass = tl.fma(mass, shrinking, sum_of(weights, 1))
         v = load_block(values, offsets, key_mask, DTYPE, IS_MASKED, HEAD_DIM, BLOCK_DIM)
+        if value_scales is not None:
+            if SCALES_VALUES:
+                v = (v.to(tl.float32) * value_scale[:, None]).to(DTYPE)
+            else:
+                weights *= value_scale[None, :]
         total = tl.dot(weights.to(DTYPE), v, total * shrinking[:, None], input_precision="ieee")
         peak = new_peak
+        if key_scales is not None:
+            key_scale, value_scale = next_scales
     return total, mass, peak
 
 
@@ -146,7 +188,6 @@ def store_attention(
     kv_head,
     num_queries,
     exponent_scale,
-    value_scale,
     LOG2: tl.constexpr,  # LOG2_E; a function that several kernels call takes constants as arguments
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -164,7 +205,7 @@ def store_attention(
         top = tl.maximum(base, sink)
         mass = tl.fma(mass, tl.math.exp2(base - top), tl.math.exp2(sink - top))
         total = total * tl.math.exp2(base - top)[:, None]
-    result = total * (value_scale / tl.where(mass == 0.0, 1.0, mass))[:, None]
+    result = total * (1.0 / tl.where(mass == 0.0, 1.0, mass))[:, None]
     dims = tl.arange(0, BLOCK_DIM)
     offsets = ((first_row + rows // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
     mask = is_own[:, None] & (dims < HEAD_DIM)[None, :]

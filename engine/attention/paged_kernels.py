@@ -28,6 +28,8 @@ def attend_splits_kernel(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     totals,
     masses,
     peaks,
@@ -48,10 +50,12 @@ def attend_splits_kernel(
     page_stride,
     token_stride,
     kv_head_stride,
+    scale_stride,
     score_scale,
     exponent_scale,
     cap,
     HAS_WINDOW: tl.constexpr,
+    SCALES_VALUES: tl.constexpr,
     UPCAST: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -101,10 +105,14 @@ def attend_splits_kernel(
         mass = tl.full((BLOCK_ROWS,), 0.0, tl.float32)
         peak = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
         head_offset = kv_head * kv_head_stride
+        own_key_scales = None if key_scales is None else key_scales + kv_head * PAGE_TOKENS
+        own_value_scales = None if value_scales is None else value_scales + kv_head * PAGE_TOKENS
         total, mass, peak = attend_keys(
-            q, total, mass, peak, keys + head_offset, values + head_offset, page_ids + tl.load(tile_table + tile),
-            first_block, end_key, first_key, end_key, first_visible, end_visible, page_stride, token_stride,
-            score_scale, exponent_scale, cap, True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+            q, total, mass, peak, keys + head_offset, values + head_offset, own_key_scales, own_value_scales,
+            page_ids + tl.load(tile_table + tile),
+            first_block, end_key, first_key, end_key, first_visible, end_visible,
+            page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+            True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
         )  # fmt: skip
 
         own_split = split - first_visible // split_tokens  # [BLOCK_ROWS] counted from the first that the query sees
@@ -140,7 +148,6 @@ def merge_splits_kernel(
     query_split,
     query_slot,
     window,
-    value_scale,
     HAS_WINDOW: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -193,7 +200,7 @@ def merge_splits_kernel(
         few_exponents = tl.load(peaks + first_part + few * NUM_HEADS, mask=few < num_splits, other=float("-inf"))
         block = load_totals(totals, first_part, few, num_splits, dims, dim_mask, NUM_HEADS, HEAD_DIM)
         total += sum_of(block * tl.math.exp2(few_exponents - top)[:, None], 0)
-    result = total * (value_scale / tl.where(denominator == 0.0, 1.0, denominator))
+    result = total * (1.0 / tl.where(denominator == 0.0, 1.0, denominator))
     pointers = output + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dims
     tl.store(pointers, result.to(output.dtype.element_ty), mask=dim_mask)
 
@@ -203,6 +210,8 @@ def attend_tiles_kernel(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     output,
     sinks,
     page_ids,
@@ -216,11 +225,12 @@ def attend_tiles_kernel(
     page_stride,
     token_stride,
     kv_head_stride,
+    scale_stride,
     score_scale,
     exponent_scale,
     cap,
-    value_scale,
     HAS_WINDOW: tl.constexpr,
+    SCALES_VALUES: tl.constexpr,
     UPCAST: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -263,28 +273,31 @@ def attend_tiles_kernel(
     peak = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
     keys += kv_head * kv_head_stride
     values += kv_head * kv_head_stride
+    if key_scales is not None:
+        key_scales += kv_head * PAGE_TOKENS
+        value_scales += kv_head * PAGE_TOKENS
     table = page_ids + tl.load(tile_table + tile)
     if HAS_WINDOW:
         total, mass, peak = attend_keys(
-            q, total, mass, peak, keys, values, table,
+            q, total, mass, peak, keys, values, key_scales, value_scales, table,
             first_block, min(whole_from, end_key), first_key, end_key, first_visible, end_visible,
-            page_stride, token_stride, score_scale, exponent_scale, cap,
-            True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+            page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+            True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
         )  # fmt: skip
     total, mass, peak = attend_keys(
-        q, total, mass, peak, keys, values, table,
+        q, total, mass, peak, keys, values, key_scales, value_scales, table,
         whole_from, whole_to, first_key, end_key, first_visible, end_visible,
-        page_stride, token_stride, score_scale, exponent_scale, cap,
-        False, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+        page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+        False, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
     total, mass, peak = attend_keys(
-        q, total, mass, peak, keys, values, table,
+        q, total, mass, peak, keys, values, key_scales, value_scales, table,
         whole_to, end_key, first_key, end_key, first_visible, end_visible,
-        page_stride, token_stride, score_scale, exponent_scale, cap,
-        True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+        page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+        True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
 
     store_attention(
-        output, total, mass, peak, sinks, first_row, kv_head, num_queries, exponent_scale, value_scale,
+        output, total, mass, peak, sinks, first_row, kv_head, num_queries, exponent_scale,
         LOG2_E, KV_HEADS, GROUP, HEAD_DIM, BLOCK_ROWS, BLOCK_DIM,
     )  # fmt: skip

@@ -79,11 +79,11 @@ def _attend_one(parts: Sequence[Part], rules: ScoreRules) -> torch.Tensor:
     scores, values = [], []
     for query, keys, own in parts:
         group = query.shape[0] // keys.shape[1]
-        found = torch.einsum("hd,khd->hk", query, keys.repeat_interleave(group, dim=1) * rules.key_scale) * rules.scale
+        found = torch.einsum("hd,khd->hk", query, keys.repeat_interleave(group, dim=1)) * rules.scale
         scores.append(found if rules.cap is None else rules.cap * torch.tanh(found / rules.cap))
         values.append(own.repeat_interleave(group, dim=1))  # [num_keys, heads, head_dim]
     mixed = torch.cat(values)
     if rules.sinks is not None:
         scores.append(rules.sinks.double()[:, None])
     weights = torch.cat(scores, dim=1).softmax(dim=1)[:, : len(mixed)]
-    return torch.einsum("hk,khd->hd", weights, mixed * rules.value_scale)
+    return torch.einsum("hk,khd->hd", weights, mixed)

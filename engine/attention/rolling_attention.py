@@ -22,6 +22,7 @@ from graftwork.engine.attention.torch_attention import Sinks
 from graftwork.engine.core.sampling import RollingWindow
 from graftwork.engine.core.step import RequestSlice
 from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.kv_format import StoredKv
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTurn
 
@@ -149,22 +150,25 @@ class _Layers:
         table = run.piece.table(self.cache.group_of[layer])
         if end <= run.window.sinks and self.config.windows[layer] is None:
             table = 0, run.piece.pages  # pages of sinks are where they are in the text
-        keys, values = (self._gathered(one, table, start, end) for one in self.cache.layer(layer))
+        keys, values = (self._gathered(one, table, start, end) for one in self.cache.stored(layer))
         rows, kv_heads = len(query), self.config.num_kv_heads
         grouped = query.float().view(rows, kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
         scores = (grouped.contiguous() @ keys.transpose(-1, -2)) * self.config.score_scale
         cap = self.config.scales.attention_cap
         return scores if cap is None else torch.tanh(scores / cap) * cap, values
 
-    def _gathered(self, pages: torch.Tensor, table: tuple[int, Sequence[int]], start: int, end: int) -> torch.Tensor:
+    def _gathered(self, pages: StoredKv, table: tuple[int, Sequence[int]], start: int, end: int) -> torch.Tensor:
         """Returns the keys or values [start, end) of a text: fp32 [kv_heads, 1, keys, head_dim].
 
         `table` is the first page that the layer's group keeps, and the pages from there on.
         """
         first, (first_kept, kept) = start // self.page_tokens, table
         assert first >= first_kept, "a page that the window needs is not kept"
-        wanted = kept[first - first_kept : -(-end // self.page_tokens) - first_kept]
-        found = self.cache.format.decode(pages[list(wanted)]).flatten(0, 1)  # [pages * page_tokens, kv_heads, head_dim]
+        pages_of_keys = kept[first - first_kept : -(-end // self.page_tokens) - first_kept]
+        wanted = torch.tensor(pages_of_keys, dtype=torch.int64, device=self.cache.device)
+        found = self.cache.format.decode(pages.at_pages(wanted)).flatten(
+            0, 1
+        )  # [pages * page_tokens, kv_heads, head_dim]
         own = found[start - first * self.page_tokens : end - first * self.page_tokens]
         return own.float().transpose(0, 1).unsqueeze(1).contiguous()
 

@@ -73,6 +73,8 @@ def attend_rolling_splits_kernel(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     totals,
     masses,
     peaks,
@@ -97,9 +99,11 @@ def attend_rolling_splits_kernel(
     page_stride,
     token_stride,
     kv_head_stride,
+    scale_stride,
     score_scale,
     exponent_scale,
     cap,
+    SCALES_VALUES: tl.constexpr,
     UPCAST: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -150,11 +154,14 @@ def attend_rolling_splits_kernel(
         mass = tl.full((BLOCK_ROWS,), 0.0, tl.float32)
         peak = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
         head_offset = kv_head * kv_head_stride
+        own_key_scales = None if key_scales is None else key_scales + kv_head * PAGE_TOKENS
+        own_value_scales = None if value_scales is None else value_scales + kv_head * PAGE_TOKENS
         total, mass, peak = attend_keys(
-            q, total, mass, peak, keys + head_offset, values + head_offset, page_ids + tl.load(tile_table + tile),
+            q, total, mass, peak, keys + head_offset, values + head_offset, own_key_scales, own_value_scales,
+            page_ids + tl.load(tile_table + tile),
             first_key // BLOCK_KEYS * BLOCK_KEYS, end_key, first_key, end_key, first_visible, end_visible,
-            page_stride, token_stride, score_scale, exponent_scale, cap,
-            True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+            page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+            True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
         )  # fmt: skip
 
         own_split = split - first_visible // split_tokens  # [BLOCK_ROWS] counted from the first that the query sees
@@ -176,6 +183,8 @@ def attend_rolling_tiles_kernel(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     output,
     learned,
     cosines,
@@ -193,10 +202,11 @@ def attend_rolling_tiles_kernel(
     page_stride,
     token_stride,
     kv_head_stride,
+    scale_stride,
     score_scale,
     exponent_scale,
     cap,
-    value_scale,
+    SCALES_VALUES: tl.constexpr,
     UPCAST: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -229,6 +239,9 @@ def attend_rolling_tiles_kernel(
     peak = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
     keys += kv_head * kv_head_stride
     values += kv_head * kv_head_stride
+    if key_scales is not None:
+        key_scales += kv_head * PAGE_TOKENS
+        value_scales += kv_head * PAGE_TOKENS
 
     q = load_turned_queries(
         query, cosines, sines, True, first_row, kv_head, num_queries, row_stride, head_stride,
@@ -236,10 +249,10 @@ def attend_rolling_tiles_kernel(
     )  # fmt: skip
     sinks_end = min(end_key, sinks)
     total, mass, peak = attend_keys(
-        q, total, mass, peak, keys, values, page_ids + tl.load(tile_sink_table + tile),
+        q, total, mass, peak, keys, values, key_scales, value_scales, page_ids + tl.load(tile_sink_table + tile),
         0, sinks_end, 0, sinks_end, tl.full((BLOCK_ROWS,), 0, tl.int32), tl.minimum(end_visible, sinks),
-        page_stride, token_stride, score_scale, exponent_scale, cap,
-        True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+        page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+        True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
 
     q = load_queries(
@@ -252,25 +265,25 @@ def attend_rolling_tiles_kernel(
     whole_from = (max(end_key - window, sinks) + BLOCK_KEYS - 1) // BLOCK_KEYS * BLOCK_KEYS
     whole_to = max((position + 1) // BLOCK_KEYS * BLOCK_KEYS, whole_from)
     total, mass, peak = attend_keys(
-        q, total, mass, peak, keys, values, table,
+        q, total, mass, peak, keys, values, key_scales, value_scales, table,
         first_key // BLOCK_KEYS * BLOCK_KEYS, min(whole_from, end_key), first_key, end_key, first_visible, end_visible,
-        page_stride, token_stride, score_scale, exponent_scale, cap,
-        True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+        page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+        True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
     total, mass, peak = attend_keys(
-        q, total, mass, peak, keys, values, table,
+        q, total, mass, peak, keys, values, key_scales, value_scales, table,
         whole_from, whole_to, first_key, end_key, first_visible, end_visible,
-        page_stride, token_stride, score_scale, exponent_scale, cap,
-        False, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+        page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+        False, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
     total, mass, peak = attend_keys(
-        q, total, mass, peak, keys, values, table,
+        q, total, mass, peak, keys, values, key_scales, value_scales, table,
         whole_to, end_key, first_key, end_key, first_visible, end_visible,
-        page_stride, token_stride, score_scale, exponent_scale, cap,
-        True, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
+        page_stride, token_stride, scale_stride, score_scale, exponent_scale, cap,
+        True, SCALES_VALUES, UPCAST, PAGE_TOKENS, HEAD_DIM, BLOCK_KEYS, BLOCK_DIM,
     )  # fmt: skip
 
     store_attention(
-        output, total, mass, peak, learned, first_row, kv_head, num_queries, exponent_scale, value_scale,
+        output, total, mass, peak, learned, first_row, kv_head, num_queries, exponent_scale,
         LOG2_E, KV_HEADS, GROUP, HEAD_DIM, BLOCK_ROWS, BLOCK_DIM,
     )  # fmt: skip

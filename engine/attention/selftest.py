@@ -2,11 +2,12 @@
 
 Triton compiles a kernel at its first launch. A machine may lack the tools that Triton needs for this, and on a new
 device the results may be wrong. The test computes decoding rows, drafts and a chunk of random numbers with the sizes of
-the engine's model, and compares the results with fp64. A second test has rows with a rolling window too.
+the engine's model, over pages as the engine stores them, and compares the results with fp64. A second test has rows with a
+rolling window too.
 """
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +20,7 @@ from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.kv_format import StoredKv, kv_format
 from graftwork.engine.model.config import ModelConfig
 from graftwork.platform.ids import RequestId
 
@@ -32,20 +34,39 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest error, relative to the largest value: the roundings of weights and of the result, and a margin."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the kernels are tested for."""
+
+    model: ModelConfig
+    page_tokens: int
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: str
+    rolling: bool
+
+
 def why_attention_fails(
-    model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype, *, rolling: bool = False
+    model: ModelConfig,
+    page_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    kv_dtype: str = "auto",
+    rolling: bool = False,
 ) -> str | None:
     """Returns what is wrong with the attention kernels for a model on a device, as a text for the log.
 
-    Tests one layer for each window and rotary embedding that a layer of the model has. With `rolling`, tests rows with a
+    `kv_dtype` is that of EngineConfig. Tests one layer for each window and rotary embedding that a layer of the model has. With `rolling`, tests rows with a
     rolling window beside others. Returns None if the results agree with fp64.
     """
     kinds = dict.fromkeys(zip(model.windows, model.ropes, strict=True))
     windows, ropes = (tuple(part) for part in zip(*kinds, strict=True))
     small = replace(model, num_layers=len(kinds), windows=windows, ropes=ropes, kv_sources=())
+    served = _Served(small, page_tokens, device, dtype, kv_dtype, rolling)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            errors = [_error(small, layer, page_tokens, device, dtype, rolling) for layer in range(len(kinds))]
+            errors = [_error(served, layer) for layer in range(len(kinds))]
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
         first_line = next(iter(str(error).strip().splitlines()), "no message")
         return f"{type(error).__name__}: {first_line}"
@@ -53,20 +74,21 @@ def why_attention_fails(
     return f"results differ from fp64 by {', '.join(wrong)}" if wrong else None
 
 
-def _error(
-    model: ModelConfig, layer: int, page_tokens: int, device: torch.device, dtype: torch.dtype, rolling: bool
-) -> float:
+def _error(served: _Served, layer: int) -> float:
     """Returns the largest error of a step in one layer, relative to the largest value of the reference."""
+    model, device, dtype = served.model, served.device, served.dtype
     generator = torch.Generator().manual_seed(_SEED)
-    placed = _placed(page_tokens, with_rolling=rolling)
+    placed = _placed(served.page_tokens, with_rolling=served.rolling)
     last = placed[-1]
     num_rows = last.start_row + len(last.piece.token_ids)
     num_pages = sum(len(one.piece.pages) for one in placed)
-    memory = DeviceMemory(num_pages, bytes_per_page(model, page_tokens, dtype), device)
-    cache = KvCache(model, memory, page_tokens, dtype)
-    keys, values = cache.layer(layer)
-    for pages in (keys, values):
-        pages.copy_(torch.randn(pages.shape, generator=generator))
+    form = kv_format(served.kv_dtype, dtype)
+    memory = DeviceMemory(num_pages, bytes_per_page(model, served.page_tokens, dtype, form), device)
+    cache = KvCache(model, memory, served.page_tokens, dtype, form)
+    for stored in cache.stored(layer):
+        rows = torch.randn(stored.codes.shape, generator=generator).to(dtype)
+        for part, own in zip(stored.parts, form.encode(rows).parts, strict=True):
+            part.copy_(own)
     query = torch.randn(num_rows, model.num_heads, model.head_dim, generator=generator).to(dtype)
     batch = AttentionBatch(placed, torch.zeros(num_rows, dtype=torch.int64, device=device))
 
@@ -78,7 +100,9 @@ def _error(
     rules = ScoreRules(model.score_scale, model.windows[layer], model.scales.attention_cap, sinks)
     rope = model.ropes[layer]
     rotation = None if rope is None else rotation_of(model, rope, torch.device("cpu"))
-    expected = attend(query, keys.cpu(), values.cpu(), batch, rules, rotation)
+    exact = kv_format(served.kv_dtype, torch.float32)
+    keys, values = (exact.decode(StoredKv(*(part.cpu() for part in one.parts))) for one in cache.stored(layer))
+    expected = attend(query, keys, values, batch, rules, rotation)
     return ((mixed.double() - expected).abs().max() / expected.abs().max()).item()
 
 

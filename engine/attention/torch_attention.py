@@ -13,12 +13,13 @@ from torch.nn import functional
 from graftwork.engine.attention.backend import AttentionBatch
 from graftwork.engine.attention.key_groups import ChunkRows, DecodeRows, KeyGrouper, KeyGroups
 from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.kv_format import StoredKv
 from graftwork.engine.model.config import ModelConfig
 
 Sinks = Sequence[torch.Tensor] | None
 """The sinks of each layer, fp32 [heads]. None if the model has none."""
-Pages = tuple[torch.Tensor, torch.Tensor]
-"""The keys and the values of one layer, each [frames, page_tokens, kv_heads, head_dim]."""
+Pages = tuple[StoredKv, StoredKv]
+"""The keys and the values of one layer in all pages."""
 
 
 class TorchAttention:
@@ -53,24 +54,20 @@ class TorchStepAttention:
             self._scale = config.score_scale
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
+        pages = self._cache.stored(layer)
         sinks = None if self._sinks is None else self._sinks[layer]
         visible = self._visible_by_window[self._config.windows[layer]]
         group = self._cache.group_of[layer]
         if self._is_one_decode:
-            return self._decode(
-                query, (keys, values), self._groups.decodes[0], group, visible.decodes[0], sinks
-            ).flatten(1)
+            return self._decode(query, pages, self._groups.decodes[0], group, visible.decodes[0], sinks).flatten(1)
         if self._is_one_chunk:
-            return self._chunk(query, (keys, values), self._groups.chunks[0], group, visible.chunks[0], sinks).flatten(
-                1
-            )
+            return self._chunk(query, pages, self._groups.chunks[0], group, visible.chunks[0], sinks).flatten(1)
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
-            mixed[decode.rows] = self._decode(query[decode.rows], (keys, values), decode, group, mask, sinks)
+            mixed[decode.rows] = self._decode(query[decode.rows], pages, decode, group, mask, sinks)
         for chunk, mask in zip(self._groups.chunks, visible.chunks, strict=True):
             rows_of_chunk = slice(chunk.start_row, chunk.end_row)
-            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], (keys, values), chunk, group, mask, sinks)
+            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], pages, chunk, group, mask, sinks)
         return mixed.flatten(1)
 
     def _decode(
@@ -111,7 +108,7 @@ class TorchStepAttention:
         mixed = self._mix(grouped, keys, values, mask, own_sinks)  # [kv_heads, group, queries, head_dim]
         return mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [queries, heads, head_dim]
 
-    def _keys_of_heads(self, pages: torch.Tensor, chunk: ChunkRows, group: int) -> torch.Tensor:
+    def _keys_of_heads(self, pages: StoredKv, chunk: ChunkRows, group: int) -> torch.Tensor:
         """Returns the keys or values that a chunk attends to, by head.  # [kv_heads, 1, num_keys, head_dim]"""
         return self._gather(pages, chunk.tables[group], 1)[:, :, : chunk.num_keys].transpose(0, 1)
 
@@ -128,9 +125,9 @@ class TorchStepAttention:
         assert self._scale is not None
         return attention_in_fp32(query, keys, values, attn_mask=mask, scale=self._scale, cap=self._cap, sinks=sinks)
 
-    def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
+    def _gather(self, pages: StoredKv, page_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
-        gathered = self._decoded(pages.index_select(0, page_ids))  # [count * pages, page_tokens, kv_heads, head_dim]
+        gathered = self._decoded(pages.at_pages(page_ids))  # [count * pages, page_tokens, kv_heads, head_dim]
         return gathered.view(count, -1, *gathered.shape[2:]).transpose(1, 2)
 
 

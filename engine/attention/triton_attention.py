@@ -104,8 +104,8 @@ class TritonAttention:
         kernels do not serve the model's sizes.
         """
         self.serves_rolling = serves_rolling
-        page_tokens = cache.page_shape[2]
-        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_tokens, dtype, cache.dtype)
+        page_tokens, kv_dtype = cache.page_shape[2], cache.format.code_dtype
+        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_tokens, dtype, kv_dtype)
         self._shape = shape
         self._device = cache.device
         self._num_groups = len(cache.groups.groups)
@@ -115,7 +115,7 @@ class TritonAttention:
             ScoreRules(scale, window, cap, None if sinks is None else sinks[layer])
             for layer, window in enumerate(config.windows)
         ]
-        self._layers = [LayerPages(*cache.layer(layer)) for layer in range(config.num_layers)]
+        self._layers = [_pages_of(cache, layer) for layer in range(config.num_layers)]
         self._rotations = _rotations(config, cache.device)
         self._num_programs = _num_programs(cache.device)
         self._sums = PartialSums.empty(shape, 0, cache.device)
@@ -358,6 +358,13 @@ class _StepTurns:
             turns = QueryTurns(angles, rotation.is_interleaved)
             self._turns[id(rotation)] = layer, turns
         return turns
+
+
+def _pages_of(cache: KvCache, layer: int) -> LayerPages:
+    """Returns the pages of a layer as the kernels read them: codes as numbers."""
+    keys, values = cache.stored(layer)
+    dtype = cache.format.code_dtype
+    return LayerPages(keys.codes.view(dtype), values.codes.view(dtype), keys.scales, values.scales)
 
 
 def _rotations(config: ModelConfig, device: torch.device) -> list[Rotation | None]:

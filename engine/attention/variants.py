@@ -61,29 +61,40 @@ SHAPES = (
     NamedShape("16/8x256 bf16 window cap", _shape(16, 8, 256, torch.bfloat16), window=4096, cap=50.0),
     NamedShape("32/8x128 fp32", _shape(32, 8, 128, torch.float32)),
     NamedShape("32/8x128 bf16 int8 pages", _shape(32, 8, 128, torch.bfloat16, torch.int8)),
-    NamedShape("32/8x128 bf16 e5m2 pages", _shape(32, 8, 128, torch.bfloat16, torch.float8_e5m2)),
+    NamedShape("32/8x128 bf16 fp8 pages", _shape(32, 8, 128, torch.bfloat16, torch.float8_e4m3fn)),
+    NamedShape("64/8x64 fp16 int8 pages window", _shape(64, 8, 64, torch.float16, torch.int8), window=128),
+    NamedShape("16/8x256 bf16 int8 pages cap", _shape(16, 8, 256, torch.bfloat16, torch.int8), cap=50.0),
+    NamedShape("14/2x64 fp16 fp8 pages", _shape(14, 2, 64, torch.float16, torch.float8_e4m3fn)),
+    NamedShape("32/8x128 fp32 int8 pages", _shape(32, 8, 128, torch.float32, torch.int8)),
+    NamedShape("32/32x96 bf16 fp8 pages", _shape(32, 32, 96, torch.bfloat16, torch.float8_e4m3fn), rotated=72),
 )
-"""Together they cover the dtypes, head sizes and groups of common models, and all flags."""
+"""Together they cover the dtypes, head sizes and groups of common models, all flags, and all forms of KV."""
 
 
 def attention_variants() -> Iterator[KernelVariant]:
     """Yields the three kernels for each of SHAPES, and those of rows with a rolling window."""
     for named in SHAPES:
         for launch in (*launches_for(named), *rolling_launches_for(named)):
-            yield variant_of(named.name, launch)
+            yield variant_of(named.name, launch, least_capability=_least_capability(named.shape))
+
+
+def _least_capability(shape: AttentionShape) -> int:
+    """Returns the oldest architecture that converts the codes of pages."""
+    return 89 if shape.kv_dtype == torch.float8_e4m3fn else 80
 
 
 def served_attention_variants(
     model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, page_tokens: int
 ) -> Iterator[KernelVariant]:
     """Yields what an engine may launch for a model: three kernels for each window that a layer has, and those of rows with a
-    rolling window for each rotary embedding of the layers that have none.
+    rolling window for each rotary embedding of the layers that have none. `kv_dtype` is that of numbers or codes in pages.
     """
     shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, page_tokens, dtype, kv_dtype)
+    least = _least_capability(shape)
     for window in dict.fromkeys(model.windows):
         name = "attention" if window is None else f"attention window {window}"
         for launch in launches_for(NamedShape(name, shape, window, model.scales.attention_cap, model.block.has_sinks)):
-            yield variant_of(name, launch)
+            yield variant_of(name, launch, least_capability=least)
     if model.recurrence is not None:  # which cannot forget
         return
     rolling = (rope for rope, window in zip(model.ropes, model.windows, strict=True) if window is None)
@@ -98,7 +109,7 @@ def served_attention_variants(
             is_interleaved=rope is not None and rope.is_interleaved,
         )
         for launch in rolling_launches_for(named):
-            yield variant_of(named.name, launch)
+            yield variant_of(named.name, launch, least_capability=least)
 
 
 def launches_for(named: NamedShape) -> tuple[Launch, Launch, Launch]:
@@ -141,13 +152,18 @@ def _layer_of(named: NamedShape, window: int | None) -> LayerAttention:
     page_shape = (2, 2, shape.page_tokens, shape.num_kv_heads, shape.head_dim)  # keys and values of two layers
     pages = torch.empty((4, *page_shape), dtype=shape.kv_dtype, device=_META)
     query = torch.empty(4, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=_META)
+    scales: tuple[torch.Tensor, ...] = ()
+    if shape.has_codes:
+        scale_shape = (4, 2, 2, shape.num_kv_heads, shape.page_tokens)
+        both = torch.empty(scale_shape, dtype=torch.bfloat16, device=_META).transpose(3, 4)
+        scales = both[:, 0, 0], both[:, 1, 0]
     sinks = torch.empty(shape.num_heads, dtype=torch.float32, device=_META) if named.has_sinks else None
     return LayerAttention(
         shape,
         ScoreRules(shape.head_dim**-0.5, window, named.cap, sinks),
         query,
         query.flatten(1),
-        LayerPages(pages[:, 0, 0], pages[:, 1, 0]),
+        LayerPages(pages[:, 0, 0], pages[:, 1, 0], *scales),
     )
 
 

@@ -34,6 +34,7 @@ from graftwork.engine.kernels.compile_ahead import (
 )
 from graftwork.engine.kernels.norm import NormRules
 from graftwork.engine.kernels.variants import ModelShape, row_variants, served_launches
+from graftwork.engine.kv.transfer.kv_format import kv_format
 from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.quantization.scheme import round_to_nearest
@@ -56,8 +57,8 @@ class ServedModel:
 
     config: ModelConfig
     dtype: torch.dtype
-    kv_dtype: torch.dtype | None = None
-    """The dtype of KV in the pages; None means `dtype`."""
+    kv_dtype: str = "auto"
+    """How KV is stored in the pages, as in EngineConfig: `auto`, `int8` or `fp8`."""
     page_tokens: int = 16
     max_lora_rank: int = 128
     rounds_rows: bool = False
@@ -109,6 +110,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         activation=config.activation.value,
         other_intermediates=tuple(width for width in widths if width != config.intermediate_size),
         other_norms=inputs,
+        kv_dtype=model.kv_dtype,
         ropes=tuple(
             None if rope is None else (rope.rotated_features(config.head_dim), rope.is_interleaved)
             for rope in dict.fromkeys(config.ropes)
@@ -116,7 +118,8 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
     )
     for name, launch in served_launches(shape):
         yield variant_of(f"{shape.name} {name}".rstrip(), launch)
-    yield from served_attention_variants(config, dtype, model.kv_dtype or dtype, model.page_tokens)
+    kv_dtype = kv_format(model.kv_dtype, dtype).code_dtype
+    yield from served_attention_variants(config, dtype, kv_dtype, model.page_tokens)
     yield from served_lora_variants(config, dtype, model.max_lora_rank)
     yield from served_expert_variants(config, dtype)
     yield from served_weight_variants(config, dtype, rounds_rows=model.rounds_rows)
@@ -135,7 +138,7 @@ class CompilingAhead:
         self._processes: list[subprocess.Popen[str]] = []
         self._lifeline: int | None = None
         try:
-            variants = served_variants(model)
+            variants = [one for one in served_variants(model) if one.least_capability <= capability]
         except ValueError as error:  # some kernels do not serve these sizes, and torch stands in for them
             _log.warning("kernels_not_compiled_ahead", extra={"processes": 0, "reason": str(error)})
             return
@@ -150,6 +153,7 @@ class CompilingAhead:
             *("--max-lora-rank", str(model.max_lora_rank), "--page-tokens", str(model.page_tokens)),
             *(() if quantization is None else ("--quantization", quantization)),
             *(("--activation-dtype", "fp8") if model.rounds_rows else ()),
+            *("--kv-dtype", model.kv_dtype),
             "--part",
         ]
         reader, self._lifeline = os.pipe()  # its end ends the processes, also if this one is killed
@@ -210,6 +214,7 @@ def main() -> None:
         served = ServedModel(
             config,
             dtype,
+            kv_dtype=asked.kv_dtype,
             page_tokens=asked.page_tokens,
             max_lora_rank=asked.max_lora_rank,
             rounds_rows=asked.activation_dtype == "fp8",
@@ -232,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--activation-dtype", choices=("auto", "fp8"), default="auto", help="in what fp8 layers multiply"
     )
+    parser.add_argument("--kv-dtype", choices=("auto", "int8", "fp8"), default="auto", help="how KV is stored")
     parser.add_argument("--max-lora-rank", type=int, default=128)
     parser.add_argument("--page-tokens", type=int, default=16, help="the tokens of a page of KV")
     parser.add_argument("--arch", type=int, nargs="+", default=CAPABILITIES, help="compute capabilities, such as 90")

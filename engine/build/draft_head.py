@@ -3,8 +3,6 @@
 This comes before the memory of the served model's KV, which takes a share of what is left.
 """
 
-from dataclasses import replace
-
 import torch
 
 from graftwork.engine.build.kernels import build_attention, build_row_ops, build_sampler
@@ -67,7 +65,7 @@ def build_draft_head(config: EngineConfig, head: HeadConfig | None, parts: Runne
     )
     computing = HeadParts(
         build_row_ops(config.kernels_for("rows"), layer, storage.cache),
-        build_attention(replace(config, kv_dtype="auto"), layer, storage, dtype),
+        build_attention(config, layer, storage, dtype),
         builder,
     )
     memory = HeadMemory(storage.device_memory, storage.cache, storage.sizes.page_tokens, layer.hidden_size)

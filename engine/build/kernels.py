@@ -50,13 +50,13 @@ def build_attention(
     _check_known(wanted, "attention")
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return _torch_attention(model, storage, dtype, sinks)
-    failure = _why_not_attention(model, storage.sizes.page_tokens, device, dtype)
+    failure = _why_not_attention(model, storage, dtype)
     if failure is None:
         from graftwork.engine.attention.triton_attention import TritonAttention
 
-        page_tokens, rolling_failure = storage.sizes.page_tokens, None
+        rolling_failure = None
         if model.recurrence is None:  # others serve no windows
-            rolling_failure = _why_not_attention(model, page_tokens, device, dtype, rolling=True)
+            rolling_failure = _why_not_attention(model, storage, dtype, rolling=True)
         if rolling_failure is not None:
             loss = "torch computes the attention of requests with an attention window, one by one"
             _log.warning(
@@ -91,14 +91,17 @@ def rolling_rows(model: ModelConfig, storage: KvStorage, sinks: Sinks = None) ->
 
 
 def _why_not_attention(
-    model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype, *, rolling: bool = False
+    model: ModelConfig, storage: KvStorage, dtype: torch.dtype, *, rolling: bool = False
 ) -> str | None:
-    """Returns why the Triton kernels do not work on a device, those for rolling windows with `rolling`; None if they do."""
+    """Returns why the Triton kernels do not work on a device over pages as `storage` has them, those for rolling windows with
+    `rolling`; None if they do.
+    """
     if find_spec("triton") is None:
         return _NO_TRITON
     from graftwork.engine.attention.selftest import why_attention_fails
 
-    return why_attention_fails(model, page_tokens, device, dtype, rolling=rolling)
+    device, kv_dtype = storage.device_memory.device, storage.cache.format.name or "auto"
+    return why_attention_fails(model, storage.sizes.page_tokens, device, dtype, kv_dtype=kv_dtype, rolling=rolling)
 
 
 def _check_known(wanted: str, part: str) -> None:
@@ -113,13 +116,14 @@ def build_row_ops(row_kernels: str, model: ModelConfig, cache: KvCache) -> RowOp
     Raises InvalidRequest as `choose_row_ops` does.
     """
     rotary = RotaryTables.of(model, cache.device)
-    return choose_row_ops(row_kernels, model, cache.device, cache.dtype)(model, rotary, cache)
+    form = cache.format
+    return choose_row_ops(row_kernels, model, cache.device, form.model_dtype, form.name or "auto")(model, rotary, cache)
 
 
 def choose_row_ops(
-    row_kernels: str, model: ModelConfig, device: torch.device, dtype: torch.dtype
+    row_kernels: str, model: ModelConfig, device: torch.device, dtype: torch.dtype, kv_dtype: str = "auto"
 ) -> "type[TorchRowOps | TritonRowOps]":
-    """Returns the class that computes the row operations of a model.
+    """Returns the class that computes the row operations of a model. `kv_dtype` is that of EngineConfig.
 
     `auto` takes the Triton kernels on CUDA if they work, else plain torch. Raises InvalidRequest if the name is unknown,
     or if it names kernels that do not work on this machine.
@@ -127,7 +131,7 @@ def choose_row_ops(
     _check_known(row_kernels, "rows")
     if row_kernels == "torch" or (row_kernels == "auto" and device.type != "cuda"):
         return TorchRowOps
-    failure = _why_not_rows(model, device, dtype)
+    failure = _why_not_rows(model, device, dtype, kv_dtype)
     if failure is None:
         from graftwork.engine.runner.triton_row_ops import TritonRowOps
 
@@ -142,13 +146,13 @@ def choose_row_ops(
     return TorchRowOps
 
 
-def _why_not_rows(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+def _why_not_rows(model: ModelConfig, device: torch.device, dtype: torch.dtype, kv_dtype: str) -> str | None:
     """Returns why the Triton kernels do not work for a model on a device; None if they do."""
     if find_spec("triton") is None:
         return _NO_TRITON
     from graftwork.engine.runner.row_selftest import why_row_kernels_fail
 
-    return why_row_kernels_fail(device, dtype, model)
+    return why_row_kernels_fail(device, dtype, model, kv_dtype)
 
 
 def build_sampler(vocab_size: int, max_requests: int, device: torch.device, kernels: str = "auto") -> Sampler:

@@ -101,7 +101,6 @@ def frame_sizer(
 
 def check_sizes(config: EngineConfig, sizer: FrameSizer, device: torch.device) -> None:
     """Raises InvalidRequest if a size of the configuration can never serve. Needs neither weights nor device memory."""
-    _check_kv_dtype(config)
     given = device_bytes_of(config, device)
     if given is not None:
         sizer.given(given)
@@ -205,16 +204,6 @@ def _check_lower_tiers(config: EngineConfig, sizes: KvSizes) -> None:
             raise InvalidRequest(
                 f"{flag} {given} holds no page: give at least {least} bytes, or 0 for none.", param=setting
             )
-
-
-def _check_kv_dtype(config: EngineConfig) -> None:
-    """Raises InvalidRequest if KV is stored in bytes, but is to be read or written by kernels that cannot."""
-    if config.kv_dtype != "auto" and "triton" in (config.kernels_for("rows"), config.kernels_for("attention")):
-        raise InvalidRequest(
-            f"--kv-dtype {config.kv_dtype} does not work with the Triton kernels, which read and write KV in the model's "
-            "dtype: leave one of the two out.",
-            param="kv_dtype",
-        )
 
 
 def _check_shared_folder(config: EngineConfig) -> None:

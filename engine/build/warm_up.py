@@ -128,6 +128,7 @@ def begin_compiling(
     served = ServedModel(
         model,
         dtype,
+        kv_dtype=config.kv_dtype,
         page_tokens=page_tokens,
         max_lora_rank=config.max_lora_rank,
         rounds_rows=config.activation_dtype == "fp8",

@@ -189,14 +189,9 @@ class EngineConfig:
     """
 
     def kernels_for(self, part: KernelPart) -> str:
-        """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest.
-
-        Only torch reads and writes KV in bytes.
-        """
+        """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest."""
         named = {"lora": self.lora_kernels, "rows": self.row_kernels, "attention": self.attention_backend}
         own = {**named, "experts": self.expert_kernels, "weights": self.weight_kernels}.get(part)
         if own is not None:
             return own
-        if self.kv_dtype != "auto" and self.kernels == "auto" and part in ("rows", "attention"):
-            return "torch"
         return "torch" if self.kernels == "native" and part != "lora" else self.kernels

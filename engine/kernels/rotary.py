@@ -3,7 +3,8 @@
 """Prepares attention in one launch: normalises and rotates queries and keys, and writes KV into the pages of the cache.
 
     query = rotate(norm(q))                     to a tensor of its own; a layer may have queries alone
-    pages[page, offset] = rotate(norm(k)), v    and zeros to the rest of a page that the step begins
+    pages[page, offset] = rotate(norm(k)), v    and zeros to the rest of a page that the step begins; as they are, or as codes
+                                                of one byte, with a scale for each head of a token (see codes.py)
 
 One program computes one token and some heads: of the queries, the keys or the values. A head is read as pairs of
 features, as they are rotated (RoFormer, Su et al. 2021, arXiv 2104.09864), with cosines and sines from a table. Pairs
@@ -22,7 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graftwork.engine.kernels.blocks import scaled_norm, sum_of
+from graftwork.engine.kernels.blocks import rounded, scaled_norm, sum_of
+from graftwork.engine.kernels.codes import codes_of, head_scales
 from graftwork.engine.kernels.launch import Launch
 
 
@@ -99,6 +101,70 @@ def store_heads(targets, firsts, seconds, first, second, mask):
 
 
 @triton.jit
+def store_codes(
+    targets,
+    scale_targets,
+    firsts,
+    seconds,
+    first,
+    second,
+    mask,
+    head_mask,
+    KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Stores heads as codes of KIND, as torch would store them in DTYPE first. `targets` are the addresses of heads,
+    [heads, 1], and `scale_targets` those of their scales, [heads].
+    """
+    first, second = rounded(first, DTYPE), rounded(second, DTYPE)
+    bits, scale = head_scales(first, second, KIND)
+    divisor = tl.broadcast_to(tl.where(scale == 0.0, 1.0, scale)[:, None], first.shape)
+    tl.store(targets + firsts, codes_of(tl.div_rn(first, divisor), KIND), mask=mask)
+    tl.store(targets + seconds, codes_of(tl.div_rn(second, divisor), KIND), mask=mask)
+    tl.store(scale_targets, bits, mask=head_mask)
+
+
+@triton.jit
+def write_heads(
+    pages,
+    scales,
+    page,
+    offset,
+    tail,
+    heads,
+    firsts,
+    seconds,
+    first,
+    second,
+    mask,
+    head_mask,
+    page_stride,
+    slot_stride,
+    scale_page_stride,
+    KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+):
+    """Writes some heads of a key or a value to position `offset` of a page, and zeroes the positions from `tail` on.
+
+    `pages` and `scales` are the addresses of page 0; `scales` are None if KIND is None.
+    """
+    slots = pages + page * page_stride + heads[:, None] * HEAD_DIM
+    if KIND is None:
+        store_heads(slots + offset * slot_stride, firsts, seconds, first, second, mask)
+    else:
+        scale_slots = scales + page * scale_page_stride + heads * PAGE_TOKENS
+        store_codes(
+            slots + offset * slot_stride, scale_slots + offset, firsts, seconds, first, second, mask, head_mask,
+            KIND, DTYPE,
+        )  # fmt: skip
+        for position in range(tail, PAGE_TOKENS):
+            tl.store(scale_slots + position, tl.full(heads.shape, 0, tl.int16), mask=head_mask)
+    zero_tail(slots, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS)
+
+
+@triton.jit
 def zero_tail(targets, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS: tl.constexpr):
     """Zeroes some heads of the positions [tail, PAGE_TOKENS) of a page. `targets` are the addresses at position 0."""
     zeros = tl.full(mask.shape, 0.0, tl.float32)
@@ -112,6 +178,8 @@ def rotate_and_store_kernel(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     qk_norm,
     cosines,
     sines,
@@ -122,6 +190,7 @@ def rotate_and_store_kernel(
     qkv_stride,
     page_stride,
     slot_stride,
+    scale_page_stride,
     epsilon,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -134,6 +203,7 @@ def rotate_and_store_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """Computes BLOCK_HEADS heads of one token: of its query, its key or its value."""
     dtype = qkv.dtype.element_ty
@@ -180,13 +250,53 @@ def rotate_and_store_kernel(
     page = tl.load(row_pages + row).to(tl.int64)
     offset = tl.load(row_offsets + row).to(tl.int32)
     tail = find_tail(row_pages, row, page, offset, num_tokens, PAGE_TOKENS)
-    slots = page * page_stride + starts
+    head_mask = heads < head_limit
     if is_value:
-        store_heads(values + slots + offset * slot_stride, firsts, seconds, first, second, mask)
-        zero_tail(values + slots, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS)
+        write_heads(
+            values, value_scales, page, offset, tail, heads, firsts, seconds, first, second, mask, head_mask,
+            page_stride, slot_stride, scale_page_stride, KIND, dtype, HEAD_DIM, PAGE_TOKENS,
+        )  # fmt: skip
     else:
-        store_heads(keys + slots + offset * slot_stride, firsts, seconds, first, second, mask)
-        zero_tail(keys + slots, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS)
+        write_heads(
+            keys, key_scales, page, offset, tail, heads, firsts, seconds, first, second, mask, head_mask,
+            page_stride, slot_stride, scale_page_stride, KIND, dtype, HEAD_DIM, PAGE_TOKENS,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages:
+    """The keys and values of one layer in all pages, to which rows are written."""
+
+    keys: torch.Tensor  # [frames, page_tokens, kv_heads, head_dim] numbers, or codes as uint8
+    values: torch.Tensor  # the same, with the same strides
+    key_scales: torch.Tensor | None = None  # bf16 [frames, page_tokens, kv_heads]; None for numbers as they are
+    value_scales: torch.Tensor | None = None  # the same
+    kind: str | None = None
+    """What codes are: "int8" or "fp8"; None for numbers as they are."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The kernel's arguments. Raises ValueError if the strides do not fit."""
+        keys, values = self.keys, self.values
+        if keys.stride() != values.stride() or keys.stride()[2:] != (keys.shape[3], 1):
+            raise ValueError("the heads of a token must be contiguous in a page, in keys and values alike")
+        found = {
+            "keys": keys,
+            "values": values,
+            "key_scales": None,
+            "value_scales": None,
+            "page_stride": keys.stride(0),
+            "slot_stride": keys.stride(1),
+            "scale_page_stride": 0,
+            "KIND": self.kind,
+        }
+        if self.key_scales is None or self.value_scales is None:
+            return found
+        scales = self.key_scales, self.value_scales
+        if any(one.stride() != (scales[0].stride(0), 1, keys.shape[1]) for one in scales):
+            raise ValueError("the scales of a head must be contiguous in a page, in keys and values alike")
+        bits = [one.view(torch.int16) for one in scales]  # which the interpreter rounds as a GPU does
+        return found | {"key_scales": bits[0], "value_scales": bits[1], "scale_page_stride": scales[0].stride(0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +336,7 @@ class RotaryAngles:
 def rotate_and_store_launch(
     qkv: torch.Tensor,
     query: torch.Tensor,
-    kv: tuple[torch.Tensor, torch.Tensor],
+    kv: KvPages,
     table: RotaryAngles | None,
     rows: RowPlaces,
     norm: HeadNorm | None,
@@ -234,26 +344,22 @@ def rotate_and_store_launch(
     """Returns the launch that writes rotated queries to `query`, and keys and values into the pages `kv`.
 
     qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim] with any stride between rows; if it has queries alone, nothing is
-    written to pages. query: [num_tokens, heads,
-    head_dim], contiguous. kv: the keys and the values of one layer, each [frames, page_tokens, kv_heads, head_dim] with
-    any strides of pages and tokens, the same for both. A table of None rotates nothing. Raises ValueError if the strides
-    do not fit.
+    written to pages. query: [num_tokens, heads, head_dim], contiguous. A table of None rotates nothing. Raises ValueError if
+    the strides do not fit.
     """
-    keys, values = kv
     num_heads, head_dim = query.shape[1:]
-    page_tokens, heads_of_page = keys.shape[1:3]
+    page_tokens, heads_of_page = kv.keys.shape[1:3]
     num_kv_heads = heads_of_page if qkv.shape[1] > num_heads * head_dim else 0
     angles = () if table is None else (table.cosines, table.sines)
     is_dense = query.is_contiguous() and all(part.is_contiguous() for part in angles) and qkv.stride(1) == 1
-    if not is_dense or keys.stride() != values.stride() or keys.stride()[2:] != (head_dim, 1):
-        raise ValueError("query and tables must be contiguous, and so must the heads of a token in qkv and in a page")
+    if not is_dense:
+        raise ValueError("query and tables must be contiguous, and so must the heads of a token in qkv")
     block_heads = min(triton.next_power_of_2(heads_of_page), 8)
     block_half = triton.next_power_of_2(head_dim // 2)
     arguments: dict[str, Any] = {
         "qkv": qkv,
         "query": query,
-        "keys": keys,
-        "values": values,
+        **kv.arguments,
         "qk_norm": qkv if norm is None else norm.weight,
         "cosines": qkv if table is None else table.cosines,
         "sines": qkv if table is None else table.sines,
@@ -262,8 +368,6 @@ def rotate_and_store_launch(
         "row_offsets": rows.offsets,
         "num_tokens": len(qkv),
         "qkv_stride": qkv.stride(0),
-        "page_stride": keys.stride(0),
-        "slot_stride": keys.stride(1),
         "epsilon": 0.0 if norm is None else norm.epsilon,
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,

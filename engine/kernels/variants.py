@@ -13,7 +13,7 @@ from graftwork.engine.kernels.angles import Rotation, RowAngles, step_angles_lau
 from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.kernels.norm import NormRules, add_norm_launch, norm_launch
-from graftwork.engine.kernels.rotary import HeadNorm, RotaryAngles, RowPlaces, rotate_and_store_launch
+from graftwork.engine.kernels.rotary import HeadNorm, KvPages, RotaryAngles, RowPlaces, rotate_and_store_launch
 from graftwork.engine.kernels.take_tokens import take_tokens_launch
 
 _NUM_TOKENS, _NUM_FRAMES, _CONTEXT = 32, 64, 4096
@@ -55,6 +55,8 @@ class ModelShape:
     """Whether requests may have a rolling window, whose text may be longer than the context."""
     ropes: tuple[tuple[int, bool] | None, ...] = ((-1, False),)
     """For each kind of rotary embedding the number of rotated features, -1 for all, and whether pairs are neighbours."""
+    kv_dtype: str = "auto"
+    """How keys and values are stored, as in EngineConfig: `auto`, `int8` or `fp8`."""
 
 
 SHAPES = (
@@ -97,9 +99,24 @@ SHAPES = (
     ),
     ModelShape("qwen3-8b fp32", 4096, 12288, 32, 8, 128, True, 151936, torch.float32),
     ModelShape("widest bf16", 16384, 53248, 128, 8, 128, False, 128256, torch.bfloat16),
+    ModelShape("llama-8b bf16 int8 KV", 4096, 14336, 32, 8, 128, False, 128256, torch.bfloat16, kv_dtype="int8"),
+    ModelShape("qwen3-8b fp32 fp8 KV", 4096, 12288, 32, 8, 128, True, 151936, torch.float32, kv_dtype="fp8"),
+    ModelShape(
+        "phi-4-mini fp16 fp8 KV",
+        3072,
+        8192,
+        24,
+        8,
+        96,
+        False,
+        200064,
+        torch.float16,
+        ropes=((72, False),),
+        kv_dtype="fp8",
+    ),
 )
 """The models that are compiled. Together they cover every dtype, all kinds and places of norms, all forms of rotation,
-head sizes that are no powers of two, and the widest hidden states (Llama-3.1-405B).
+head sizes that are no powers of two, the widest hidden states (Llama-3.1-405B), and all forms of KV.
 """
 
 
@@ -179,7 +196,6 @@ def _rotate_launch(
 ) -> Launch:
     kv_heads = shape.kv_heads if has_keys else 0
     num_heads = shape.heads + 2 * kv_heads
-    pages = _meta(_NUM_FRAMES, 2, shape.page_tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
     kept = shape.dtype if shape.norms.kind == "rms" else torch.float32
     normed = num_heads if shape.has_value_norm else shape.heads + kv_heads
     norm = HeadNorm(_meta(normed, shape.head_dim, dtype=kept), 1e-6, shape.norms.kind)
@@ -192,11 +208,22 @@ def _rotate_launch(
     return rotate_and_store_launch(
         _meta(_NUM_TOKENS, num_heads * shape.head_dim, dtype=shape.dtype),
         _meta(_NUM_TOKENS, shape.heads, shape.head_dim, dtype=shape.dtype),
-        (pages[:, 0], pages[:, 1]),
+        _pages_of(shape),
         table,
         rows,
         norm if shape.has_qk_norm else None,
     )
+
+
+def _pages_of(shape: ModelShape) -> KvPages:
+    """Returns the pages of one layer, as an engine has them."""
+    sizes = (_NUM_FRAMES, 2, shape.page_tokens, shape.kv_heads, shape.head_dim)
+    if shape.kv_dtype == "auto":
+        pages = _meta(*sizes, dtype=shape.dtype)
+        return KvPages(pages[:, 0], pages[:, 1])
+    codes = _meta(*sizes, dtype=torch.uint8)
+    scales = _meta(_NUM_FRAMES, 2, shape.kv_heads, shape.page_tokens, dtype=torch.bfloat16).transpose(2, 3)
+    return KvPages(codes[:, 0], codes[:, 1], scales[:, 0], scales[:, 1], shape.kv_dtype)
 
 
 def _rotated(shape: ModelShape, rope: tuple[int, bool]) -> int:

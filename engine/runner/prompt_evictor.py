@@ -69,13 +69,14 @@ class _Layers:
 
         observed: [OBSERVED_QUERIES, heads, head_dim], the queries of the prompt's last tokens.
         """
-        keys, _ = self.cache.layer(layer)  # [frames, page_tokens, kv_heads, width]
-        source = torch.tensor(pages, device=keys.device)
-        own = self.cache.format.decode(keys[source]).flatten(0, 1)[:num_prompt]  # [prompt, kv_heads, head_dim]
+        keys, values = self.cache.stored(layer)
+        source = torch.tensor(pages, device=self.cache.device)
+        own = self.cache.format.decode(keys.at_pages(source)).flatten(0, 1)[:num_prompt]  # [prompt, kv_heads, head_dim]
         scores = self._scores(layer, observed, own)
         kept = kept_tokens(scores, eviction.num_kept, num_prompt)  # [kv_heads, kept]
-        for stored in self.cache.layer(layer):
-            _copy_tokens(stored, source, torch.tensor(eviction.targets, device=keys.device), kept)
+        target = torch.tensor(eviction.targets, device=self.cache.device)
+        for part in (*keys.parts, *values.parts):
+            _copy_tokens(part, source, target, kept)
 
     def _scores(self, layer: int, observed: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Returns how much the observed queries attend to each key, summed over them and over the heads that share it.
@@ -116,11 +117,11 @@ def kept_tokens(scores: torch.Tensor, num_kept: int, num_prompt: int) -> torch.T
 def _copy_tokens(stored: torch.Tensor, source: torch.Tensor, target: torch.Tensor, kept: torch.Tensor) -> None:
     """Copies tokens of a page table into the pages `target`, one after another. Zeroes the rest of the last page.
 
-    stored: [frames, page_tokens, kv_heads, width]; kept: [kv_heads, tokens], the tokens that each head copies.
+    stored: [frames, page_tokens, kv_heads, …]; kept: [kv_heads, tokens], the tokens that each head copies.
     """
     page_tokens, kv_heads = stored.shape[1], stored.shape[2]
     heads = torch.arange(kv_heads, device=stored.device)[:, None]
-    tokens = stored[source[kept // page_tokens], kept % page_tokens, heads]  # [kv_heads, tokens, width]
+    tokens = stored[source[kept // page_tokens], kept % page_tokens, heads]  # [kv_heads, tokens, …]
     places = torch.arange(kept.shape[1], device=stored.device)
     stored[target[-1]] = 0
     stored[target[places // page_tokens], places % page_tokens] = tokens.transpose(0, 1)

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.kv.transfer.kv_format import StoredKv
 from graftwork.engine.model.block import Activation, NormKind
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTables
@@ -173,16 +174,16 @@ class TorchStepRows:
             return queries_and_keys
         query, key = queries_and_keys[:, : config.num_heads], queries_and_keys[:, config.num_heads :]
         self._cache.gates.wait(layer)
-        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim or more]
+        keys, values = self._cache.stored(layer)
         group = self._cache.group_of[layer]
         self._write(keys, key, group)
         self._write(values, value, group)
         return query
 
-    def _write(self, pages: torch.Tensor, rows: torch.Tensor, group: int) -> None:
+    def _write(self, pages: StoredKv, rows: torch.Tensor, group: int) -> None:
         if self._begins_pages:
-            pages.index_fill_(0, self._begun_pages[group], 0)
-        pages.index_put_((self._row_pages[group], self._batch.row_offsets), self._cache.format.encode(rows))
+            pages.zero(self._begun_pages[group])
+        pages.put((self._row_pages[group], self._batch.row_offsets), self._cache.format.encode(rows))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Tries the row kernels on a device at start: TritonRowOps against TorchRowOps, on one small step.
 
 The step has a prompt that begins two pages, and a row that continues a page. So every kernel runs, in the forms that the
-served model has: its kind of norms, its activation and its forms of rotation, with and without norms of heads.
+served model has: its kind of norms, its activation and its forms of rotation, with and without norms of heads. Keys and
+values are stored as the engine stores them.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.kv_format import kv_format
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
@@ -25,6 +27,8 @@ from graftwork.platform.ids import RequestId
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """The largest error that passes, relative to the largest value: about four roundings."""
+_CODE_STEP = {"auto": 0.0, "int8": 1 / 127, "fp8": 1 / 14}
+"""The largest distance of two adjacent codes, relative to the largest: a rounding may lead to another code."""
 _PAGE_TOKENS, _NUM_FRAMES, _SEED = 4, 5, 3
 _MODEL = ModelConfig(
     vocab_size=32,
@@ -46,19 +50,21 @@ _MODEL = ModelConfig(
 )
 
 
-def why_row_kernels_fail(device: torch.device, dtype: torch.dtype, served: ModelConfig = _MODEL) -> str | None:
+def why_row_kernels_fail(
+    device: torch.device, dtype: torch.dtype, served: ModelConfig = _MODEL, kv_dtype: str = "auto"
+) -> str | None:
     """Returns why the row kernels cannot be used on a device for the served model; None if their results are those of
-    torch.
+    torch. `kv_dtype` is that of EngineConfig.
     """
     model = _small(served)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            plain, kernels = (_results(kind, model, device, dtype) for kind in (TorchRowOps, TritonRowOps))
+            plain, kernels = (_results(kind, model, device, dtype, kv_dtype) for kind in (TorchRowOps, TritonRowOps))
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
         first_line = next(iter(str(error).strip().splitlines()), "no message")
         return f"{type(error).__name__}: {first_line}"
     error_of_all = max(_error(*pair) for pair in zip(kernels, plain, strict=True))
-    if error_of_all <= _TOLERANCE[dtype]:
+    if error_of_all <= _TOLERANCE[dtype] + _CODE_STEP[kv_dtype]:
         return None
     return f"results differ from plain torch by {error_of_all:.3g}, of the largest"
 
@@ -87,14 +93,20 @@ def _small(served: ModelConfig) -> ModelConfig:
 
 
 def _results(
-    kind: type[TorchRowOps] | type[TritonRowOps], model: ModelConfig, device: torch.device, dtype: torch.dtype
+    kind: type[TorchRowOps] | type[TritonRowOps],
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: str,
 ) -> Sequence[torch.Tensor]:
     """Returns the results of all row operations of one small step, and the pages that it has written."""
-    memory = DeviceMemory(_NUM_FRAMES, bytes_per_page(model, _PAGE_TOKENS, dtype), device)
-    cache = KvCache(model, memory, _PAGE_TOKENS, dtype)
+    form = kv_format(kv_dtype, dtype)
+    memory = DeviceMemory(_NUM_FRAMES, bytes_per_page(model, _PAGE_TOKENS, dtype, form), device)
+    cache = KvCache(model, memory, _PAGE_TOKENS, dtype, form)
     for layer in range(model.num_layers):
-        for part in cache.layer(layer):
-            part[:_NUM_FRAMES] = 1.0
+        for stored in cache.stored(layer):
+            for part in stored.parts:
+                part[:_NUM_FRAMES] = 1.0
     rows: RowOps = kind(model, RotaryTables.of(model, device), cache)
     builder = BatchBuilder(_PAGE_TOKENS, memory.null_frame, device, BatchInvariance(1, 1))
     prompt = RequestSlice(RequestId("prompt"), (0,) * 7, 0, (PageId(3), PageId(0)), (), ())
@@ -125,7 +137,8 @@ def _results(
                 continue
             qk_norm = noise(num_normed, 16).to(kept) if is_normed else None
             results.append(step.rotate_and_store(noise(num_tokens, 16 * num_heads), layer, qk_norm))
-            results += [part[:_NUM_FRAMES].clone() for part in cache.layer(layer)]
+            numbered = torch.arange(_NUM_FRAMES, device=device)
+            results += [form.decode(stored.at_pages(numbered)) for stored in cache.stored(layer)]
     return results
 
 

@@ -11,7 +11,7 @@ import torch
 from graftwork.engine.kernels.activation import activate_launch
 from graftwork.engine.kernels.angles import Rotation, RowAngles, step_angles_launch
 from graftwork.engine.kernels.norm import NormRules, add_norm_launch, norm_launch
-from graftwork.engine.kernels.rotary import HeadNorm, RotaryAngles, RowPlaces, rotate_and_store_launch
+from graftwork.engine.kernels.rotary import HeadNorm, KvPages, RotaryAngles, RowPlaces, rotate_and_store_launch
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rotary import RotaryTable, RotaryTables
@@ -117,5 +117,9 @@ class TritonStepRows:
         norm = None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps, config.block.norm.value)
         self._cache.gates.wait(layer)
         rows = self._rows[self._cache.group_of[layer]]
-        rotate_and_store_launch(qkv, query, self._cache.layer(layer), self._angles[layer], rows, norm).run()
+        rotate_and_store_launch(qkv, query, self._pages(layer), self._angles[layer], rows, norm).run()
         return query
+
+    def _pages(self, layer: int) -> KvPages:
+        keys, values = self._cache.stored(layer)
+        return KvPages(keys.codes, values.codes, keys.scales, values.scales, self._cache.format.name or None)

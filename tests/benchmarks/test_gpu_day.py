@@ -123,3 +123,5 @@ def test_a_dry_run_fills_every_table_but_no_figure_of_a_gpu(tmp_path: Path) -> N
     figures = [(table, *pair) for table, rows in tables.items() for row in rows for pair in figures_of(row)]
     assert [found for found in figures if found[1] not in NAMES | SIZES and found[2] is not None] == []
     assert all(row["failure"] is None for row in tables["trials"])
+    ways = {row["way"] for row in phases["coded_kv"]["tables"]["steps"]}
+    assert ways == {"kv auto", "kv int8", "kv fp8"}

@@ -185,9 +185,10 @@ class EngineDriver:
             self.run([2], adapter=digest, max_tokens=1)
 
     def poison_unused_pages(self) -> None:
-        """Fill every page that nobody holds, and that is no part of an adapter, with NaN."""
+        """Fill every page that nobody holds, and that is no part of an adapter, with NaN: of codes, the scales become NaN."""
         occupancy, cache = self.engine.kv_cache.page_store.device.occupancy(), self.engine.cache
-        poison = torch.full(cache.page_shape, float("nan"), dtype=cache.dtype)
+        bits = torch.full(cache.page_shape, 0xFF, dtype=torch.uint8)
+        poison = torch.full_like(bits, float("nan"), dtype=cache.dtype) if cache.dtype.is_floating_point else bits
         for page in np.flatnonzero(~occupancy.is_fixed & ~occupancy.is_held):
             cache.write_page(int(page), poison)
 

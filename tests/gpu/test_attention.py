@@ -1,6 +1,7 @@
 """Tests of the attention kernels on a GPU: against fp64, the bits of rows, and steps of a fixed capacity."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def mixed(
     on_device = launch.ScoreRules(**{**_fields(chosen), "sinks": _cuda(chosen.sinks)})
     actual = run_kernels(launch, step, on_device, num_programs, torch.device("cuda"), rotation).cpu()
     turn = None if rotation is None else Rotation(rotation.frequencies, rotation.is_interleaved)
-    return actual, reference.attend(step.query, step.keys, step.values, step.batch, chosen, turn)
+    return actual, reference.attend(step.query, *step.numbers, step.batch, chosen, turn)
 
 
 def _fields(rules: Any) -> dict[str, Any]:
@@ -45,7 +46,8 @@ def _cuda(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def assert_near(step: Step, **rules: Any) -> None:
     actual, expected = mixed(step, **rules)
-    assert float((actual.double() - expected).abs().max()) < TOLERANCE[step.shape.dtype]
+    largest = max(float(expected.abs().max()), 1.0)
+    assert float((actual.double() - expected).abs().max()) < TOLERANCE[step.shape.dtype] * largest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -67,23 +69,27 @@ def test_windows_caps_and_sinks_are_near_fp64(window: int) -> None:
     assert_near(step, window=window, cap=20.0, sinks=torch.linspace(-3, 3, 8))
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e5m2, torch.float8_e4m3fn])
-def test_quantised_pages_are_near_fp64(kv_dtype: torch.dtype) -> None:
-    """Pages of int8 and fp8 with scales are within rounding of fp64."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_codes_with_scales_are_near_fp64(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Pages of int8 and fp8 with a scale for each head of a token are within rounding of fp64."""
     if kv_dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this device does not convert e4m3")
-    step = random_step(shape_of(32, 8, 128, dtype=torch.bfloat16, kv_dtype=kv_dtype), LONG)
+    step = random_step(shape_of(32, 8, 128, dtype=dtype, kv_dtype=kv_dtype), LONG)
 
-    assert_near(step, key_scale=0.05, value_scale=0.04)
+    assert_near(step)
+    assert_near(step, window=300, cap=20.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, torch.int8)]
+)
 @pytest.mark.parametrize("window", [None, 300])
-def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype, window: int | None) -> None:
+def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None) -> None:
     """Drafts have the bits of lone rows, neighbours change none, and a prompt may be cut anywhere."""
     from tests.engine.attention.test_row_bits import step_of, whole_request
 
-    drafts, prompt = whole_request(600, 10, dtype), whole_request(0, 80, dtype)
+    drafts, prompt = (whole_request(*rows, dtype, kv_dtype=kv_dtype) for rows in ((600, 10), (0, 80)))
 
     together, _ = mixed(step_of(drafts, (0, 10, 9, 7)), window=window)
     alone = [mixed(step_of(drafts, (row, 1, 0, 0)), window=window, num_programs=3)[0] for row in range(10)]
@@ -106,7 +112,7 @@ def test_rolling_windows_are_near_fp64(
     step = random_step(shape, LONG, windows=windows)
     rotation = TextRotation(1 / 10_000.0 ** (torch.arange(head_dim // 2) / (head_dim // 2)))
     rows = slice(306, 506)  # of the fourth request
-    lone = Step(shape, step.pieces[3:4], step.query[rows], step.keys, step.values)
+    lone = replace(step, pieces=step.pieces[3:4], query=step.query[rows])
 
     actual, expected = mixed(step, rotation=rotation)
 

@@ -64,6 +64,20 @@ def test_in_full_precision_the_kernels_make_the_tokens_of_the_cpu(serve: Serve) 
     torch.testing.assert_close(actual.logits, expected.logits, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_with_kv_in_bytes_the_kernels_make_the_logits_of_the_cpu(serve: Serve, kv_dtype: str) -> None:
+    """In fp32 with KV in bytes, the first logits of each request are those of the CPU's torch: but for values that a rounding
+    leads to another code, within a step of codes."""
+    if kv_dtype == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this device does not convert e4m3")
+    expected = serve(1, device="cpu", lora_kernels="torch", kv_dtype=kv_dtype)
+
+    actual = serve(1, device="cuda", kernels="triton", kv_dtype=kv_dtype)
+
+    torch.testing.assert_close(actual.logits, expected.logits, atol=3e-2, rtol=3e-2)
+    assert (actual.logits - expected.logits).square().mean().sqrt() < 1e-3
+
+
 def test_in_bfloat16_the_kernels_are_as_near_to_the_oracle_as_torch(serve: Serve) -> None:
     """In bf16 the kernels' logits are at most 1.5 times as far from fp32 as torch's bf16 path."""
     oracle = serve(1, device="cpu", lora_kernels="torch").logits

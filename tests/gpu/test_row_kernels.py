@@ -81,6 +81,30 @@ def test_rotated_rows_have_the_bits_of_torch(
 
 @MODELS
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("slices", STEPS, ids=["decode", "mixed"])
+def test_codes_and_scales_have_the_bits_of_torch(
+    model: ModelConfig, dtype: torch.dtype, kv_dtype: str, slices: list[tuple[int, int]]
+) -> None:
+    """Without norms of heads every code and scale is the one that torch gives on the CPU, zeros and untouched bytes included.
+    (On CUDA, torch multiplies by the inverse of the largest code.)"""
+    from graftwork.engine.runner.triton_row_ops import TritonRowOps
+
+    kernels = side(TritonRowOps, model, dtype, CUDA, kv_dtype)
+    plain = side(TorchRowOps, model, dtype, kv_dtype=kv_dtype)
+    shape = (sum(count for _, count in slices), (model.num_heads + 2 * model.num_kv_heads) * model.head_dim)
+    qkv = noise(*shape, dtype=dtype)
+
+    for one, own in ((kernels, qkv), (plain, qkv.cpu())):
+        one.rows.plan(batch_of(slices, device=own.device)).rotate_and_store(own.clone(), 1, None)
+
+    for layer in (0, 1):
+        assert torch.equal(kernels.pages(layer).cpu(), plain.pages(layer))
+        assert torch.equal(kernels.scales(layer).cpu(), plain.scales(layer))
+
+
+@MODELS
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_of_heads_are_those_of_torch_within_rounding(model: ModelConfig, dtype: torch.dtype) -> None:
     """With norms of heads few values differ from torch's, and then by a rounding of the norm and one of the rotation."""
     from graftwork.engine.runner.triton_row_ops import TritonRowOps

@@ -61,11 +61,11 @@ def engine(base: Path, **options: Any) -> tuple[EngineDriver, CountingAdapterSou
     return engine_of(base, source, **settings), source
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_replays_have_the_bits_of_their_launches(base: Path, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")])
+def test_replays_have_the_bits_of_their_launches(base: Path, dtype: str, kv_dtype: str) -> None:
     """Over rounds of other rows, lengths and adapters, each replay equals its launches one by one, bit for bit. Graphs
     compute all steps, those with prompts too."""
-    driver, _ = engine(base, dtype=dtype)
+    driver, _ = engine(base, dtype=dtype, kv_dtype=kv_dtype)
 
     _, checked = replays_have_the_bits_of_their_launches(driver, [*MIXED] * 3, max_tokens=6)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from graftwork.engine.kv.transfer.kv_format import KvFormat, PlainKv
+from graftwork.engine.kv.transfer.kv_format import KvFormat, PlainKv, StoredKv
 from graftwork.engine.kv.transfer.layer_groups import LayerGroups, one_group
 from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.kv.transfer.system_memory import mapped_memory
@@ -137,8 +137,9 @@ class KvCache:
         first = config.state_parts(layer_bytes)
         num_parts = first + self.groups.layers_of_page
         self.page_shape = (2, num_parts, page_tokens, config.num_kv_heads, width)
-        """The shape of one page as it is stored: keys and values of the layers of one group. If the model has recurrent
-        layers, the first parts of both hold the state after the page's last computed token (see state_pages.py).
+        """The sizes of one page as it is stored: keys and values, the layers of one group, tokens, heads, and items of a head.
+        In what order the items of a layer are, `format` says. If the model has recurrent layers, the first parts of both
+        hold the state after the page's last computed token (see state_pages.py).
         """
         elements = torch.Size(self.page_shape).numel()
         frames = device_memory.frames.view(self.format.storage_dtype)[:, :elements]
@@ -146,7 +147,11 @@ class KvCache:
         places = {layer: first + place for layer, _, place in self.groups.places()}
         self.group_of = {layer: group for layer, group, _ in self.groups.places()}
         """The number of the layer group whose pages hold the KV that a layer reads, by layer."""
-        self._layers = {layer: (self._pages[:, 0, place], self._pages[:, 1, place]) for layer, place in places.items()}
+        halves = {layer: (self._pages[:, 0, place], self._pages[:, 1, place]) for layer, place in places.items()}
+        self._layers = {
+            layer: (self.format.of_pages(keys), self.format.of_pages(values))
+            for layer, (keys, values) in halves.items()
+        }
         for layer in config.query_layers:
             source = config.kv_source(layer)
             places[layer], self.group_of[layer] = places[source], self.group_of[source]
@@ -186,13 +191,19 @@ class KvCache:
             target = self._pages[page, part, layers.start : layers.stop]
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
-    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values that one layer reads, as `format` stores them. They may be those of another
-        layer (see ModelConfig.kv_sources).
+    def stored(self, layer: int) -> tuple[StoredKv, StoredKv]:
+        """Returns the keys and the values that one layer reads, in all pages, as `format` stores them. They may be those of
+        another layer (see ModelConfig.kv_sources).
 
-        Each is [num_frames + 2, page_tokens, kv_heads, width], with `width` the head_dim if they are plain. Writing to these tensors changes the pages.
+        Codes are [num_frames + 2, page_tokens, kv_heads, head_dim], and scales have no last dimension. Writing to these
+        tensors changes the pages.
         """
         return self._layers[layer]
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the codes of `stored`: without a `form`, the keys and the values themselves."""
+        keys, values = self._layers[layer]
+        return keys.codes, values.codes
 
 
 def bytes_per_page(

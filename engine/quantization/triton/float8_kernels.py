@@ -15,22 +15,8 @@ import triton
 import triton.language as tl
 
 from graftwork.engine.kernels.blocks import max_of
+from graftwork.engine.kernels.codes import float8_of
 from graftwork.engine.quantization.triton.kernels import COUNTS, UNALIGNED
-
-
-@triton.jit
-def float8_of(values):
-    """Returns the bits of fp32 values, rounded to the nearest float8_e4m3fn, ties to even: uint8. Values beyond 448 become
-    448.
-    """
-    bits = values.to(tl.int32, bitcast=True)
-    sign, magnitude = (bits >> 24) & 0x80, bits & 0x7FFFFFFF
-    rounded = magnitude + 0x7FFFF + ((magnitude >> 20) & 1)  # three bits of the fraction are left
-    normal = (rounded >> 20) - 960  # less the difference of the biases of the exponents, 120 * 8
-    size = magnitude.to(tl.float32, bitcast=True)
-    subnormal = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # a number there counts 2 ** -9
-    found = tl.where(size < 0.015625, subnormal, tl.minimum(normal, 126))
-    return (found | sign).to(tl.uint8)
 
 
 @triton.jit(do_not_specialize=COUNTS)

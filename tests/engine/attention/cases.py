@@ -34,9 +34,20 @@ class Step:
     shape: AttentionShape
     pieces: tuple[RequestSlice, ...]
     query: torch.Tensor  # [num_rows, heads, head_dim]
-    keys: torch.Tensor  # [num_pages, page_tokens, kv_heads, head_dim]
+    keys: torch.Tensor  # [num_pages, page_tokens, kv_heads, head_dim] numbers, or codes of one byte
     values: torch.Tensor
     num_padding: int = 0
+    key_scales: torch.Tensor | None = None  # bf16 [num_pages, page_tokens, kv_heads], where there are codes
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as numbers. A code times its scale is exact in fp32."""
+        if self.key_scales is None or self.value_scales is None:
+            return self.keys, self.values
+        pairs = (self.keys, self.key_scales), (self.values, self.value_scales)
+        keys, values = (codes.float() * scales.float()[..., None] for codes, scales in pairs)
+        return keys, values
 
     @property
     def batch(self) -> AttentionBatch:
@@ -71,14 +82,20 @@ def random_step(
                 continue
             used = min(shape.page_tokens, start + length - index * shape.page_tokens)
             pages[page, :, :used] = torch.randn(2, used, *pages.shape[3:], generator=generator)
-    if not shape.kv_dtype.is_floating_point:
-        pages = (20 * pages).nan_to_num(113)
-    stored = pages.to(shape.kv_dtype)
+    stored, scales = pages, None
+    if shape.kv_dtype.itemsize == 1:
+        # Scales from 2^-10 to 2^-3 beside each other; those of what no token was written to are NaN.
+        sizes = torch.exp2(torch.randint(-9, -3, pages.shape[:-1], generator=generator) + pages[..., 0].sign() / 2)
+        scales = sizes.to(torch.bfloat16).transpose(2, 3).contiguous().transpose(2, 3)  # adjacent in a page, by head
+        stored = (20 * pages).nan_to_num(113)
+    stored = stored.to(shape.kv_dtype)
     num_rows = sum(length for _, length, _ in slices) + num_padding
     # Rows of queries, keys and values are parts of one product, as in the engine.
     width = shape.num_heads + 2 * shape.num_kv_heads
     qkv = torch.randn(num_rows, width, shape.head_dim, generator=generator).to(shape.dtype)
-    return Step(shape, tuple(pieces), qkv[:, : shape.num_heads], stored[:, 0], stored[:, 1], num_padding)
+    queries = qkv[:, : shape.num_heads]
+    both = (None, None) if scales is None else (scales[:, 0], scales[:, 1])
+    return Step(shape, tuple(pieces), queries, stored[:, 0], stored[:, 1], num_padding, *both)
 
 
 def run_kernels(
@@ -109,7 +126,8 @@ def run_kernels(
     output = torch.full(
         (batch.num_rows, shape.num_heads * shape.head_dim), float("nan"), dtype=shape.dtype, device=device
     )
-    pages = launch.LayerPages(_moved(step.keys, device), _moved(step.values, device))
+    parts = (step.keys, step.values, step.key_scales, step.value_scales)
+    pages = launch.LayerPages(*(None if part is None else _moved(part, device) for part in parts))
     layer = launch.LayerAttention(shape, rules, _moved(step.query, device), output, pages)
     programs = min(num_programs, len(tiles.item_tile) * shape.num_kv_heads)
     launch.attend_chunks(layer, launch.Chunks(_on_device(chunks, tables.page_ids, device), len(chunks.tile_row)))

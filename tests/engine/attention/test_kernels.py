@@ -33,12 +33,13 @@ def shape_of(
 def error(
     modules: dict[str, ModuleType], shape: AttentionShape, slices: Any = SLICES, num_padding: int = 0, **rules: Any
 ) -> float:
-    """The largest difference between the kernels and fp64; NaN if they read or leave anything that is not there."""
+    """The largest difference between the kernels and fp64, relative to the largest result if that is above 1; NaN if they read
+    or leave anything that is not there."""
     step = random_step(shape, slices, num_padding)
     chosen = modules["launch"].ScoreRules(shape.head_dim**-0.5, **rules)
     actual = run_kernels(modules["launch"], step, chosen)
-    expected = modules["reference"].attend(step.query, step.keys, step.values, step.batch, chosen)
-    return float((actual.double() - expected).abs().max())
+    expected = modules["reference"].attend(step.query, *step.numbers, step.batch, chosen)
+    return float((actual.double() - expected).abs().max() / max(float(expected.abs().max()), 1.0))
 
 
 @pytest.mark.parametrize("page_tokens", some_slow([4, 16], [1, 48]))
@@ -88,12 +89,44 @@ def test_scores_are_capped_and_sinks_take_weight(interpreted: dict[str, ModuleTy
     assert error(interpreted, shape_of(), SLICES[2:], window=window, cap=2.0, sinks=sinks) < 2e-6
 
 
-@pytest.mark.parametrize("kv_dtype", some_slow([torch.int8, torch.float8_e4m3fn], [torch.float8_e5m2]))
-def test_quantised_pages_are_scaled(interpreted: dict[str, ModuleType], kv_dtype: torch.dtype) -> None:
-    """Pages of one byte a number, with a scale for keys and one for values, give the attention of fp64."""
-    shape = shape_of(kv_dtype=kv_dtype)
+CODES = pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
 
-    assert error(interpreted, shape, SLICES[2:], key_scale=0.05, value_scale=0.04) < 3e-6
+
+@CODES
+def test_codes_are_multiplied_by_the_scales_of_their_heads(
+    interpreted: dict[str, ModuleType], kv_dtype: torch.dtype
+) -> None:
+    """Pages of one byte a number, in which each head of each token has a scale of its own, give the attention of fp64, and no
+    code or scale is read where no token was written."""
+    assert error(interpreted, shape_of(kv_dtype=kv_dtype)) < 3e-6
+    assert error(interpreted, shape_of(2, 2, 24, 4, kv_dtype=kv_dtype), SLICES[2:], window=40) < 3e-6
+
+
+@CODES
+def test_scaled_scores_are_capped(interpreted: dict[str, ModuleType], kv_dtype: torch.dtype) -> None:
+    """Scales come before a soft cap and beside sinks."""
+    sinks = torch.tensor([-50.0, 0.0, 3.0, 60.0])
+
+    assert error(interpreted, shape_of(kv_dtype=kv_dtype), SLICES[2:], cap=2.0, sinks=sinks) < 3e-6
+
+
+@CODES
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1.6e-2), (torch.float16, 2e-3)])
+def test_codes_in_halves_are_rounded_once(
+    interpreted: dict[str, ModuleType], kv_dtype: torch.dtype, dtype: torch.dtype, tolerance: float
+) -> None:
+    """With codes, results in bf16 and fp16 are within one rounding of fp64 too."""
+    assert error(interpreted, shape_of(dtype=dtype, kv_dtype=kv_dtype), SLICES[2:]) < tolerance
+
+
+def test_scales_that_the_kernels_cannot_follow_are_refused(interpreted: dict[str, ModuleType]) -> None:
+    """Scales that are not adjacent by head, or differ in strides, are refused before a launch."""
+    step = random_step(shape_of(kv_dtype=torch.int8), SLICES[:1])
+    scales = step.key_scales
+    assert scales is not None
+
+    with pytest.raises(ValueError, match="those of a head in a page must be adjacent"):
+        assert interpreted["launch"].LayerPages(step.keys, step.values, scales, scales.contiguous()).arguments
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1.6e-2), (torch.float16, 2e-3)])

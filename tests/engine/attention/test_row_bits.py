@@ -1,5 +1,6 @@
 """Tests that the bits of a row follow from its own request alone."""
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -32,15 +33,24 @@ def step_of(whole: Step, *parts: tuple[int, int, int, int]) -> Step:
         own = request.pages[: -(-(start + count) // PAGE_TOKENS)]
         pieces.append(piece(str(number), start, count, own, num_drafts))
         rows += list(range(first, first + count))
-    return Step(whole.shape, tuple(pieces), whole.query[rows], whole.keys, whole.values)
+    return replace(whole, pieces=tuple(pieces), query=whole.query[rows])
 
 
-def whole_request(start: int, count: int, dtype: torch.dtype, heads: int = 4, kv_heads: int = 2) -> Step:
+def whole_request(
+    start: int,
+    count: int,
+    dtype: torch.dtype,
+    heads: int = 4,
+    kv_heads: int = 2,
+    kv_dtype: torch.dtype | None = None,
+) -> Step:
     """A request whose rows are cut in several ways. No page is NaN, so that strange rows can read any."""
-    step = random_step(AttentionShape(heads, kv_heads, 16, PAGE_TOKENS, dtype, dtype), ((start, count, 0), (0, 90, 0)))
-    for tensor in (step.keys, step.values):
+    shape = AttentionShape(heads, kv_heads, 16, PAGE_TOKENS, dtype, kv_dtype or dtype)
+    step = random_step(shape, ((start, count, 0), (0, 90, 0)))
+    for tensor in (step.keys, step.values) if kv_dtype is None else (step.key_scales, step.value_scales):
+        assert tensor is not None
         tensor.nan_to_num_(1.0)
-    return Step(step.shape, step.pieces[:1], step.query[:count], step.keys, step.values)
+    return replace(step, pieces=step.pieces[:1], query=step.query[:count])
 
 
 DOUBLING = 31 * 256
@@ -48,18 +58,25 @@ DOUBLING = 31 * 256
 
 
 @pytest.mark.parametrize(
-    ("start", "window", "kv_heads", "dtype"),
+    ("start", "window", "kv_heads", "dtype", "kv_dtype"),
     [
-        (250, None, 2, torch.bfloat16),
-        (600, 300, 2, torch.float32),
-        pytest.param(DOUBLING - 5, None, 8, torch.float32, marks=pytest.mark.slow),
+        (250, None, 2, torch.bfloat16, None),
+        (250, None, 2, torch.bfloat16, torch.float8_e4m3fn),
+        (600, 300, 2, torch.float32, None),
+        pytest.param(DOUBLING - 5, None, 8, torch.float32, None, marks=pytest.mark.slow),
     ],
 )
 def test_drafts_have_the_bits_of_lone_rows(
-    interpreted: dict[str, ModuleType], start: int, window: int | None, kv_heads: int, dtype: torch.dtype
+    interpreted: dict[str, ModuleType],
+    start: int,
+    window: int | None,
+    kv_heads: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
 ) -> None:
-    """Drafts over a split's border, within a window, and where splits double have the bits of rows one by one."""
-    whole = whole_request(start, 10, dtype, 2 * kv_heads, kv_heads)
+    """Drafts over a split's border, within a window, and where splits double have the bits of rows one by one, also over
+    codes with scales."""
+    whole = whole_request(start, 10, dtype, 2 * kv_heads, kv_heads, kv_dtype)
     launch = interpreted["launch"]
     rules = launch.ScoreRules(0.25, window)
 
@@ -83,10 +100,12 @@ def test_neighbours_change_no_bit(interpreted: dict[str, ModuleType]) -> None:
     assert torch.equal(beside[own], alone)
 
 
-@pytest.mark.parametrize("window", [None, 21])
-def test_chunks_may_be_cut_anywhere(interpreted: dict[str, ModuleType], window: int | None) -> None:
-    """A prompt has the same bits as one chunk and as chunks of 2, 31 and 47 tokens."""
-    whole = whole_request(0, 80, torch.float32, heads=6)
+@pytest.mark.parametrize(("window", "kv_dtype"), [(None, None), (21, None), (None, torch.int8)])
+def test_chunks_may_be_cut_anywhere(
+    interpreted: dict[str, ModuleType], window: int | None, kv_dtype: torch.dtype | None
+) -> None:
+    """A prompt has the same bits as one chunk and as chunks of 2, 31 and 47 tokens, also over codes with scales."""
+    whole = whole_request(0, 80, torch.float32, heads=6, kv_dtype=kv_dtype)
     launch = interpreted["launch"]
     rules = launch.ScoreRules(0.25, window)
 

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 
-from benchmarks.kernel_builds import ALL_MODELS, MODELS, QUANTISED_MODELS, STREAM_MODELS
+from benchmarks.kernel_builds import ALL_MODELS, CODED_KV_MODELS, MODELS, QUANTISED_MODELS, STREAM_MODELS
 
 from graftwork.engine.build.compile_kernels import CompilingAhead, ServedModel, served_variants
 from graftwork.engine.core.prefix_keys import TokenHistory
@@ -87,10 +87,10 @@ def runner_of(model: ServedModel) -> LlamaRunner:
     adapters = [adapter(str(rank), rank, config, dtype) for rank in (8, 16, 128)]
     adapters.append(adapter("columns", 16, config, dtype, has_columns=True))
     adapters.append(adapter("columns alone", 0, config, dtype, has_columns=True))
-    return LlamaRunner(adapters, config, dtype, rounds_rows=model.rounds_rows)
+    return LlamaRunner(adapters, config, dtype, rounds_rows=model.rounds_rows, kv_dtype=model.kv_dtype)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *STREAM_MODELS, *QUANTISED_MODELS])
+@pytest.mark.parametrize("name", [*MODELS, *STREAM_MODELS, *QUANTISED_MODELS, *CODED_KV_MODELS])
 def test_no_step_launches_a_kernel_that_is_not_listed(name: str, launched: Variants) -> None:
     """Random steps of prefill, decoding and drafts, and all CUDA graphs, launch only variants that are listed for their
     model, and each kernel that is listed."""

@@ -9,10 +9,11 @@ from graftwork.engine.core.config import EngineConfig, KernelPart
 PARTS: tuple[KernelPart, ...] = ("lora", "rows", "attention", "sampler")
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("kernels", ["auto", "torch", "triton"])
-def test_one_setting_chooses_the_kernels_of_all_parts(kernels: str) -> None:
-    """What `kernels` names computes every part."""
-    config = EngineConfig(Path("model"), kernels=kernels)
+def test_one_setting_chooses_the_kernels_of_all_parts(kernels: str, kv_dtype: str) -> None:
+    """What `kernels` names computes every part, however KV is stored."""
+    config = EngineConfig(Path("model"), kernels=kernels, kv_dtype=kv_dtype)
 
     assert [config.kernels_for(part) for part in PARTS] == [kernels] * 4
 

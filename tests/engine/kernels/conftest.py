@@ -13,7 +13,7 @@ PACKAGE = "graftwork.engine.kernels"
 @pytest.fixture(scope="session")
 def interpreted() -> dict[str, ModuleType]:
     """Copies of the modules of the row kernels, by name, with the kernels interpreted."""
-    names = ("blocks", "norm", "activation", "angles", "rotary")
+    names = ("blocks", "codes", "norm", "activation", "angles", "rotary")
     copies = interpreted_copies([f"{PACKAGE}.{name}" for name in names])
     return {name: copies[f"{PACKAGE}.{name}"] for name in names}
 

@@ -1,6 +1,7 @@
 """KV in bytes: half the memory on every tier, and the same tokens from each of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,21 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from graftwork.engine.attention.backend import PlacedSlice
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb
-from graftwork.platform.errors import InvalidRequest
+from graftwork.engine.core.step import KvEviction
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.kv_format import kv_format
+from graftwork.engine.runner.prompt_evictor import PromptEvictor
 from tests.engine.adapter_kinds import AdapterKinds
+from tests.engine.attention.batches import piece
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.runner.row_sides import MODEL, PAGE_TOKENS
 from tests.engine.tagged_kv_cache import load_always
 
 MakeEngine = Callable[..., EngineDriver]
@@ -185,13 +193,6 @@ def test_formats_share_no_file(make_engine: MakeEngine, tmp_path: Path) -> None:
     assert found == [0, 0, 0, 40]
 
 
-@pytest.mark.parametrize("setting", ["kernels", "row_kernels", "attention_backend"])
-def test_kernels_that_cannot_read_bytes_are_refused(models: RandomModels, setting: str) -> None:
-    """KV in bytes is refused with Triton kernels, which read and write the model's dtype."""
-    with pytest.raises(InvalidRequest, match="--kv-dtype int8 does not work with the Triton kernels"):
-        models.engine(kv_dtype="int8", **{setting: "triton"})
-
-
 def test_two_devices_store_what_one_does(models: RandomModels) -> None:
     """Tensor parallelism stores each device's heads in bytes, without changing a token."""
     alone, together = models.engine(kv_dtype="int8"), models.engine(kv_dtype="int8", tensor_parallel=2)
@@ -200,3 +201,45 @@ def test_two_devices_store_what_one_does(models: RandomModels) -> None:
         assert turn(alone, FIRST) == turn(together, FIRST)
     finally:
         together.close()
+
+
+class NoAttention:
+    """Attention that computes nothing."""
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        return query.flatten(1)
+
+
+@pytest.mark.parametrize("kv_dtype", FORMS)
+def test_a_prompt_is_evicted_by_codes_and_scales(kv_dtype: str) -> None:
+    """A prompt that keeps a part of its KV copies codes with their scales: the tokens that the same keys as numbers keep, and
+    zeros behind them."""
+    prompt, kept, sources, targets = 90, 45, list(range(23)), list(range(30, 42))
+    caches = [cache_of(form) for form in (kv_dtype, "auto")]
+    coded, plain = (cache.stored(1) for cache in caches)
+    generator = torch.Generator().manual_seed(8)
+    for own, numbers in zip(coded, plain, strict=True):
+        rows = torch.randn(prompt, 3, 12, generator=generator)
+        places = torch.arange(prompt) // PAGE_TOKENS, torch.arange(prompt) % PAGE_TOKENS
+        own.put(places, caches[0].format.encode(rows))
+        numbers.codes.copy_(caches[0].format.decode(own))
+    eviction = KvEviction(kept, tuple(map(PageId, targets)))
+    placed = [PlacedSlice(0, replace(piece("long", 0, prompt, sources), eviction=eviction))]
+    query = torch.randn(prompt, MODEL.num_heads, MODEL.head_dim, generator=generator)
+
+    for cache in caches:
+        PromptEvictor(MODEL, cache).around(NoAttention(), placed).attend(1, query)
+
+    for own, numbers in zip(coded, plain, strict=True):
+        found = caches[0].format.decode(own.at_pages(torch.tensor(targets)))
+        assert torch.equal(found, numbers.codes[targets])
+        assert found.flatten(0, 1)[:kept].any(dim=(1, 2)).all()
+        assert not found.flatten(0, 1)[kept:].any()
+
+
+def cache_of(kv_dtype: str) -> KvCache:
+    """A cache in which every page is full of what nobody has written."""
+    form = kv_format(kv_dtype, torch.float32)
+    memory = DeviceMemory(42, bytes_per_page(MODEL, PAGE_TOKENS, torch.float32, form), torch.device("cpu"))
+    memory.frames[:42] = 0x33
+    return KvCache(MODEL, memory, PAGE_TOKENS, torch.float32, form)

@@ -12,7 +12,7 @@ from tests.engine.kernels.interpreted import interpreted_copies
 from tests.engine.runner import interpreted_engine as interpreted_modules
 
 MODULES = (
-    *(f"graftwork.engine.kernels.{name}" for name in ("blocks", "norm", "activation", "angles", "rotary")),
+    *(f"graftwork.engine.kernels.{name}" for name in ("blocks", "codes", "norm", "activation", "angles", "rotary")),
     "graftwork.engine.runner.triton_row_ops",
     "graftwork.engine.runner.row_selftest",
 )

@@ -4,7 +4,7 @@ ENGINE = "graftwork.engine"
 MODULES = tuple(
     f"{ENGINE}.{name}"
     for name in (
-        *(f"kernels.{name}" for name in ("blocks", "norm", "activation", "angles", "rotary", "take_tokens")),
+        *(f"kernels.{name}" for name in ("blocks", "codes", "norm", "activation", "angles", "rotary", "take_tokens")),
         *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
         *(f"lora.triton.{name}" for name in ("selftest", "backend")),
         *(f"experts.triton.{name}" for name in ("kernels", "launch", "backend", "selftest")),

@@ -15,6 +15,7 @@ from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.kv_format import kv_format
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
 from graftwork.engine.lora.torch_backend import TorchLora
@@ -228,10 +229,12 @@ class LlamaRunner:
         dtype: torch.dtype = DTYPE,
         *,
         rounds_rows: bool = False,
+        kv_dtype: str = "auto",
     ) -> None:
         self.pinned = PinnedWords()
-        memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype), DEVICE)
-        cache = KvCache(model, memory, PAGE_TOKENS, dtype)
+        form = kv_format(kv_dtype, dtype)
+        memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype, form), DEVICE)
+        cache = KvCache(model, memory, PAGE_TOKENS, dtype, form)
         rotary = RotaryTables.of(model, DEVICE)
         own = weights(model, dtype, rounds_rows=rounds_rows)
         decoder = Decoder(model, own, TritonRowOps(model, rotary, cache), lambda: None)

@@ -11,6 +11,7 @@ import torch
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.kv.transfer.kv_format import kv_format
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.rope_config import RopeConfig
@@ -43,24 +44,36 @@ MODEL = ModelConfig(
 
 @dataclass(frozen=True)
 class Side:
-    """One implementation of the row operations, with pages of its own that are full of NaN."""
+    """One implementation of the row operations, with pages of its own that are full of NaN: codes have NaN for scales."""
 
     rows: RowOps
     cache: KvCache
 
     def pages(self, layer: int) -> torch.Tensor:
-        """Keys and values of the numbered frames and the null frame; padding rows write into the frame after them."""
+        """Keys and values, or their codes, of the numbered frames and the null frame; padding rows write into the frame after
+        them.
+        """
         return torch.stack([part[: NUM_FRAMES + 1] for part in self.cache.layer(layer)])
+
+    def scales(self, layer: int) -> torch.Tensor:
+        """The bits of the scales of codes in the same frames."""
+        found = [one.scales for one in self.cache.stored(layer)]
+        return torch.stack([one[: NUM_FRAMES + 1].view(torch.int16) for one in found if one is not None])
 
 
 def side(
-    kind: type, model: ModelConfig = MODEL, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+    kind: type,
+    model: ModelConfig = MODEL,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    kv_dtype: str = "auto",
 ) -> Side:
-    memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype), device)
-    cache = KvCache(model, memory, PAGE_TOKENS, dtype)
+    form = kv_format(kv_dtype, dtype)
+    memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype, form), device)
+    cache = KvCache(model, memory, PAGE_TOKENS, dtype, form)
     for layer in range(model.num_layers):
-        for part in cache.layer(layer):
-            part[:NUM_FRAMES] = float("nan")
+        for part in (part for stored in cache.stored(layer) for part in stored.parts):
+            part[:NUM_FRAMES] = float("nan") if part.is_floating_point() else 113
     rotary = RotaryTables.of(model, device)
     return Side(kind(model, rotary, cache), cache)
 

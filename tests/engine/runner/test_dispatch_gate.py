@@ -295,6 +295,36 @@ def test_a_quantised_model_launches_products_of_codes(is_symmetric: bool) -> Non
     assert (replayed.operations.total(), replayed.allocations) == (0, 0)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_kv_in_bytes_launches_what_plain_kv_does(kv_dtype: str) -> None:
+    """Steps over KV in bytes, with a prompt and without, launch the kernels of plain KV and wait for nothing; a graph of them
+    allocates nothing, and only the kernels that read or write pages are other variants."""
+    model = replace(LLAMA, num_layers=2, ropes=LLAMA.ropes[:2], windows=LLAMA.windows[:2])
+    adapters = [adapter(str(number), 16, model, DTYPE) for number in range(16)]
+    plain, coded = (LlamaRunner(adapters, model, kv_dtype=name) for name in ("auto", kv_dtype))
+    found: dict[LlamaRunner, list[StepCounts]] = {}
+
+    for made in (plain, coded):
+        with counted(made.pinned) as mixed:
+            made.runner.launch(mixed_plan(plain_specs(ROWS), 40)).sample()
+        found[made] = [step(made, plain_specs(ROWS)), mixed]
+        made.forward.graphs = made.graphs
+        replayed = step(made, plain_specs(ROWS))
+        assert (replayed.faults, replayed.operations.total(), replayed.allocations) == ([], 0, 0)
+        assert (replayed.copies_in, replayed.copies_out) == (1, 1)
+        assert made.recorder.work is not None
+        with counted(made.pinned) as captured:
+            made.recorder.work()
+        found[made].append(captured)
+        made.masks.close()
+
+    for expected, counts in zip(found[plain], found[coded], strict=True):
+        assert counts.faults == []
+        assert (counts.kernels, counts.operations) == (expected.kernels, expected.operations)
+        assert (counts.copies_in, counts.copies_out) == (expected.copies_in, expected.copies_out)
+        assert counts.variants != expected.variants
+
+
 def test_a_step_by_a_graph_waits_for_whole_loads(graphs: LlamaRunner) -> None:
     """A graph is launched after its step has waited for the loads that it reads, once; if one of them fails, not at all."""
     gates, plan, waits = graphs.gates, decode_plan(plain_specs(4)), list[int]()

@@ -92,14 +92,17 @@ def capture(driver: EngineDriver, recorder: RepeatedWork) -> None:
     forward.graphs = build_of(driver).capture(lambda: recorder, MemoryMeter(9000, 5000))
 
 
-def test_replays_have_the_bits_of_their_launches(base: Path) -> None:
-    """Graphs compute all steps of a round, and the tokens are torch's."""
-    driver, _ = engine(base, **TRITON)
+@pytest.mark.parametrize(
+    "kv_dtype", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8"))]
+)
+def test_replays_have_the_bits_of_their_launches(base: Path, kv_dtype: str) -> None:
+    """Graphs compute all steps of a round, and the tokens are torch's, also with KV in bytes."""
+    driver, _ = engine(base, **TRITON, kv_dtype=kv_dtype)
     capture(driver, RepeatedWork())
 
     outcomes, _ = replays_have_the_bits_of_their_launches(driver, LEAVING, max_tokens=2)
 
-    expected = serve(engine(base, **TORCH)[0], LEAVING, max_tokens=2)
+    expected = serve(engine(base, **TORCH, kv_dtype=kv_dtype)[0], LEAVING, max_tokens=2)
     assert [one.token_ids for one in outcomes] == [one.token_ids for one in expected]
 
 

@@ -36,11 +36,11 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
 
 def both(
-    interpreted: dict[str, ModuleType], model: ModelConfig, dtype: torch.dtype = torch.float32
+    interpreted: dict[str, ModuleType], model: ModelConfig, dtype: torch.dtype = torch.float32, kv_dtype: str = "auto"
 ) -> tuple[Side, Side]:
     """The kernels and torch."""
     kernels = interpreted["graftwork.engine.runner.triton_row_ops"].TritonRowOps
-    return side(kernels, model, dtype), side(TorchRowOps, model, dtype)
+    return side(kernels, model, dtype, kv_dtype=kv_dtype), side(TorchRowOps, model, dtype, kv_dtype=kv_dtype)
 
 
 def qkv_of(batch: BatchTensors, model: ModelConfig, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -226,11 +226,12 @@ def test_strides_that_do_not_fit_are_refused(interpreted_rows: dict[str, ModuleT
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_trial_at_start_passes(interpreted_rows: dict[str, ModuleType], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_the_trial_at_start_passes(interpreted_rows: dict[str, ModuleType], dtype: torch.dtype, kv_dtype: str) -> None:
     """The trial that an engine makes at its start finds no difference between the kernels and torch."""
     selftest = interpreted_rows["graftwork.engine.runner.row_selftest"]
 
-    assert selftest.why_row_kernels_fail(torch.device("cpu"), dtype) is None
+    assert selftest.why_row_kernels_fail(torch.device("cpu"), dtype, kv_dtype=kv_dtype) is None
 
 
 def test_the_trial_at_start_tells_what_is_wrong(

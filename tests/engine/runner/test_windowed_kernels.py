@@ -77,11 +77,19 @@ def answers(driver: EngineDriver) -> list[list[int]]:
     return [outcome.token_ids for outcome in outcomes]
 
 
-@pytest.mark.parametrize("overlap_steps", [False, True])
-def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap_steps: bool) -> None:
+@pytest.mark.parametrize(
+    ("overlap_steps", "kv_dtype"),
+    [
+        (False, "auto"),
+        (True, "auto"),
+        pytest.param(True, "int8", marks=pytest.mark.slow),
+        pytest.param(False, "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap_steps: bool, kv_dtype: str) -> None:
     """Chunks, decoding rows and graphs have the tokens of torch with one group, while windows move on and pages that
-    nobody holds are NaN."""
-    driver = engine(windowed, **TRITON, overlap_steps=overlap_steps)
+    nobody holds are NaN; so they have with KV in bytes."""
+    driver = engine(windowed, **TRITON, overlap_steps=overlap_steps, kv_dtype=kv_dtype)
     forward: Any = driver.engine.runner.forward
     windows = driver.engine.kv_cache.page_store.sizes.windows
     build = GraphBuild(forward.parts, driver.engine.cache.gates, LIMITS, windows)
@@ -92,10 +100,11 @@ def test_kernels_and_graphs_read_the_pages_of_each_group(windowed: Path, overlap
 
     assert len(driver.engine.cache.groups.groups) == (2 if windowed.name == "base" else 3)
     assert graphs.steps.total() > 10
-    assert ours == answers(engine(windowed, **TORCH, window_groups=False))
+    assert ours == answers(engine(windowed, **TORCH, window_groups=False, kv_dtype=kv_dtype))
 
 
-def test_rolling_windows_stand_beside_windows_of_layers(windowed: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int8", marks=pytest.mark.slow)])
+def test_rolling_windows_stand_beside_windows_of_layers(windowed: Path, kv_dtype: str) -> None:
     """Layers with a window of their own keep it in graphs of requests with a rolling window: the tokens are torch's, also of a
     request without one beside them, while pages that nobody holds are NaN."""
     options: list[dict[str, Any]] = [{"attention_window": 13, "attention_sinks": 5}, {}]
@@ -109,7 +118,7 @@ def test_rolling_windows_stand_beside_windows_of_layers(windowed: Path) -> None:
             driver.engine.scheduler.check_integrity()
         return [outcome.token_ids for outcome in outcomes]
 
-    driver = engine(windowed, **TRITON)
+    driver = engine(windowed, **TRITON, kv_dtype=kv_dtype)
     forward: Any = driver.engine.runner.forward
     windows = driver.engine.kv_cache.page_store.sizes.windows
     build = GraphBuild(forward.parts, driver.engine.cache.gates, LIMITS, windows, serves_rolling=True)
@@ -120,7 +129,7 @@ def test_rolling_windows_stand_beside_windows_of_layers(windowed: Path) -> None:
 
     assert sum(steps for key, steps in graphs.steps.items() if key.has_rolling) > 5
     assert graphs.steps.total() == driver.loop.stats().steps
-    assert ours == served(engine(windowed, **TORCH, window_groups=False))
+    assert ours == served(engine(windowed, **TORCH, window_groups=False, kv_dtype=kv_dtype))
 
 
 def test_kernels_apply_adapters_to_all_linear_layers_of_several_streams(tmp_path: Path) -> None:

@@ -61,24 +61,49 @@ def test_a_token_is_stored_alike_beside_any_other(name: str) -> None:
 
     together = form.encode(rows)
 
-    assert torch.equal(together, torch.cat([form.encode(rows[row : row + 1]) for row in range(9)]))
-    assert together.shape == (9, 2, form.width(24))
+    alone = [form.encode(rows[row : row + 1]) for row in range(9)]
+    for part, parts in zip(together.parts, zip(*(one.parts for one in alone), strict=True), strict=True):
+        assert torch.equal(part, torch.cat(parts))
+    assert [part.shape for part in together.parts] == [(9, 2, 24), (9, 2)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_of_zeros_are_zeros(name: str) -> None:
     """A page that was zeroed reads as zeros."""
     form = kv_format(name, torch.float32)
+    pages = torch.full((2, 4, 3, form.width(8)), 255, dtype=torch.uint8)
+    stored = form.of_pages(pages)
 
-    assert torch.equal(form.decode(torch.zeros(2, 4, form.width(8), dtype=torch.uint8)), torch.zeros(2, 4, 8))
+    stored.zero(torch.tensor([1]))
+
+    assert not pages[1].any()
+    assert torch.equal(form.decode(stored.at_pages(torch.tensor([1]))), torch.zeros(1, 4, 3, 8))
+    assert (pages[0] == 255).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codes_of_a_page_come_before_its_scales(name: str) -> None:
+    """Codes and scales cover each byte of a page once: the codes of all tokens, and then the scales by head."""
+    form = kv_format(name, torch.bfloat16)
+    pages = torch.zeros(2, 4, 3, form.width(8), dtype=torch.uint8)
+    stored = form.of_pages(pages)
+    rows = form.encode(torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16))
+
+    stored.put((torch.tensor([1, 1, 1, 1, 0]), torch.tensor([0, 1, 2, 3, 2])), rows)
+
+    assert rows.scales is not None
+    codes, scales = rows.codes.flatten(1), rows.scales.view(torch.uint8).view(5, 3, 2)
+    assert torch.equal(pages[1].flatten()[:96], codes[:4].flatten())
+    assert torch.equal(pages[1].flatten()[96:], scales[:4].transpose(0, 1).flatten())
+    assert torch.equal(pages[0].flatten()[48:72], codes[4])
 
 
 def test_auto_stores_what_it_gets() -> None:
     """Without a choice, keys and values are stored in the model's dtype."""
     form, rows = kv_format("auto", torch.bfloat16), torch.randn(2, 8).to(torch.bfloat16)
 
-    assert form.encode(rows) is rows
-    assert form.decode(rows) is rows
+    assert form.encode(rows).parts == (rows,)
+    assert form.decode(form.encode(rows)) is rows
     assert (form.storage_dtype, form.width(8), form.name) == (torch.bfloat16, 8, "")
 
 

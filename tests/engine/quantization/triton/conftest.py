@@ -14,6 +14,6 @@ WITH_KERNELS = ("kernels", "launch", "float8_kernels", "float8_launch", "product
 @pytest.fixture(scope="session")
 def interpreted() -> dict[str, ModuleType]:
     """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
-    blocks = "graftwork.engine.kernels.blocks"
-    copies = interpreted_copies([blocks, CODE_KERNEL, *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
+    shared = [f"graftwork.engine.kernels.{name}" for name in ("blocks", "codes")]
+    copies = interpreted_copies([*shared, CODE_KERNEL, *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
     return {name.rpartition(".")[2]: module for name, module in copies.items()}
