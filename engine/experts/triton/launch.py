@@ -126,15 +126,16 @@ class ExpertTable:
         for tensor in (*weights, *(biases or ())):
             if not tensor.is_contiguous() or tensor.dtype != first.dtype:
                 raise ValueError("the weights and biases of experts must be contiguous and of one dtype")
-
-        def addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-            return torch.tensor([one.data_ptr() for one in tensors], dtype=torch.int64, device=first.device)
-
         out_features, in_features = first.shape
         starts = (in_features * first.dtype.itemsize, *(one.data_ptr() for one in weights))
         alignment = 1 if any(start % _ALIGNED_BYTES for start in starts) else _ALIGNED_BYTES
-        own = addresses(weights), None if biases is None else addresses(biases)
+        own = addresses_of(weights), None if biases is None else addresses_of(biases)
         return cls(*own, out_features, in_features, first.dtype, alignment)
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns where some tensors of one device begin: int64, one for each."""
+    return torch.tensor([one.data_ptr() for one in tensors], dtype=torch.int64, device=tensors[0].device)
 
 
 def multiply_launch(x: torch.Tensor, y: torch.Tensor, table: ExpertTable, rows: TiledRows) -> Launch:

@@ -19,19 +19,20 @@ class CodeProducts:
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = weight.for_kernels
-        self._table = CodesTable.of(self.weight)
+        self.table = CodesTable.of(self.weight)
+        """The weight as the kernels read it."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes besides those of the weight."""
-        return 0 if self._table.offsets is None else self._table.offsets.nbytes
+        return 0 if self.table.offsets is None else self.table.offsets.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
         """Writes x @ W.T + bias to y, [num_rows, out_features], for x [num_rows, in_features]."""
         if not len(x):
             return
         source = x.contiguous() if self.weight.order is None else x.index_select(1, self.weight.order)
-        for launch in Product(source, self._table, bias, y).launches():
+        for launch in Product(source, self.table, bias, y).launches():
             launch.run()
 
 

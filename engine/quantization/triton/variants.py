@@ -22,7 +22,7 @@ _META = torch.device("meta")
 _ROWS = (1, 32, 1 << 16)
 """Numbers of rows for which tiles are small, large, and so many that no spans are parallel."""
 _FLOAT8_CAPABILITY = 89
-_WORD_CODES = {Codes.INT4: 8, Codes.INT8: 1, Codes.FLOAT8: 4}
+_WORD_CODES = {Codes.INT4: 8, Codes.FLOAT4: 8, Codes.INT8: 1, Codes.FLOAT8: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class CodesForm:
         word = torch.int8 if self.kind is Codes.INT8 else torch.int32
         if self.rounds_rows:
             word = torch.float8_e4m3fn
-        scales = torch.empty(groups, out_features, dtype=torch.float32, device=_META)
+        scale_dtype = torch.uint8 if self.kind is Codes.FLOAT4 else torch.float32
+        scales = torch.empty(groups, out_features, dtype=scale_dtype, device=_META)
         packed = torch.empty(out_features, words, dtype=word, device=_META)
         return CodesTable(self.kind, packed, scales, scales if self.has_zeros else None, self.group_size, in_features)
 
@@ -103,12 +104,17 @@ def weight_variants() -> Iterator[KernelVariant]:
 def served_weight_variants(
     model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False
 ) -> Iterator[KernelVariant]:
-    """Yields what an engine may launch for the quantised layers of a model. It has none if its weights are plain."""
+    """Yields what an engine may launch for the quantised layers of a model. It has none if its weights are plain.
+
+    Experts have kernels of their own (engine/experts/triton), but none that round rows.
+    """
     if model.quantization is None:
         return
     scheme = model.quantization.scheme
     for name, in_features, widths, has_bias in dict.fromkeys(_layers(model)):
         form = CodesForm.of(scheme, in_features, dtype, rounds_rows=rounds_rows)
+        if name.startswith("expert ") and not form.rounds_rows:
+            continue
         whole = sum(widths)
         joined = () if scheme.has_order else (whole,)  # each of several sorted parts may have an order of its own
         for width in dict.fromkeys((*joined, *(widths if scheme.has_order or model.quantization.excluded else ()))):

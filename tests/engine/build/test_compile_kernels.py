@@ -90,7 +90,10 @@ def runner_of(model: ServedModel) -> LlamaRunner:
     return LlamaRunner(adapters, config, dtype, rounds_rows=model.rounds_rows)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *STREAM_MODELS, *QUANTISED_MODELS])
+ROUTED = ("qwen3-30b-a3b bf16", "gpt-oss-20b mxfp4", "qwen3-30b-a3b awq")
+
+
+@pytest.mark.parametrize("name", [*MODELS, *STREAM_MODELS, *QUANTISED_MODELS, *ROUTED])
 def test_no_step_launches_a_kernel_that_is_not_listed(name: str, launched: Variants) -> None:
     """Random steps of prefill, decoding and drafts, and all CUDA graphs, launch only variants that are listed for their
     model, and each kernel that is listed."""
