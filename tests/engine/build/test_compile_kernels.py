@@ -115,7 +115,10 @@ def test_no_step_launches_a_kernel_that_is_not_listed(name: str, launched: Varia
 
     missing = [launched[key] for key in launched.keys() - listed.keys()]
     assert not missing, [(one.name, one.constants, one.options, one.aligned) for one in missing]
-    assert {one.kernel for one in launched.values()} == {one.kernel for one in listed.values()}
+    experts = model.config.experts
+    by_torch = set() if experts is None or experts.clamped is None else {"activate_kernel"}
+    names = [{one.kernel.__name__ for one in variants.values()} for variants in (launched, listed)]
+    assert names[0] == names[1] - by_torch
     assert len(launched) >= len(listed) / 2
 
 
