@@ -150,6 +150,7 @@ CODE_EXPERT_MODELS: dict[str, ServedModel] = {
         for name, form in _EXPERT_FORMS.items()
     },
 }
+CODE_EXPERT_MODELS["qwen3-30b-a3b fp8 rows"] = replace(CODE_EXPERT_MODELS["qwen3-30b-a3b fp8"], rounds_rows=True)
 """Models with experts whose weights are codes, compiled besides."""
 ALL_MODELS: Mapping[str, ServedModel] = {
     **MODELS,

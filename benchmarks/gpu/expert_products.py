@@ -84,20 +84,20 @@ def measure_experts(run: PhaseRun) -> None:
 
 
 def _cells(shape: ModelShape) -> Iterator[ExpertCell]:
-    forms = ["bf16", "mxfp4", *(form for form in FORMS if form not in ("mxfp4", "fp8 rows"))]
+    forms = ["bf16", "mxfp4", *(form for form in FORMS if form != "mxfp4")]
     for layer in TINY_LAYERS if shape.name == "tiny" else LAYERS:
         yield from (ExpertCell(layer, form) for form in forms)
 
 
 def _linear(cell: ExpertCell, device: str) -> AnyLinear:
-    from graftwork.engine.quantization.triton.products import CodeProducts
+    from graftwork.engine.quantization.triton.products import products_of
 
     layer = cell.layer
     if cell.form == "bf16":
         return Linear(torch.randn(layer.out_features, layer.in_features, dtype=DTYPE, device=device))
     weight = random_weight(cell.form, layer.out_features, layer.in_features, device)
     made = QuantizedLinear([weight], None, DTYPE, StepKinds())
-    made.take_kernels(CodeProducts)
+    made.take_kernels(products_of(rounds_rows=cell.form == "fp8 rows"))
     return made
 
 
@@ -129,7 +129,7 @@ def _seconds(layer: ExpertLayer, linears: Sequence[AnyLinear], choices: Sequence
     products = group_products(linears)
 
     def arranged(chosen: torch.Tensor) -> TiledRows:
-        rows = empty_rows(TileGrid.of(chosen, layer.num_experts), chosen.device)
+        rows = empty_rows(TileGrid.of(chosen, layer.num_experts, products.tile_rows), chosen.device)
         for launch in arrange_launches(chosen.contiguous(), rows):
             launch.run()
         return rows

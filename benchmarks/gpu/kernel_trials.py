@@ -92,8 +92,8 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
                     partial(why_weight_kernels_fail, weight, device, dtype, rounds_rows=rounds_rows),
                 )
             )
-            if not rounds_rows:
-                trials.append((f"experts {form} {name}", partial(why_code_experts_fail, weight, device, dtype)))
+            of_experts = partial(why_code_experts_fail, weight, device, dtype, rounds_rows=rounds_rows)
+            trials.append((f"experts {form} {name}", of_experts))
     return trials
 
 

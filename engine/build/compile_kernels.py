@@ -118,7 +118,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         yield variant_of(f"{shape.name} {name}".rstrip(), launch)
     yield from served_attention_variants(config, dtype, model.kv_dtype or dtype, model.page_tokens)
     yield from served_lora_variants(config, dtype, model.max_lora_rank)
-    yield from served_expert_variants(config, dtype)
+    yield from served_expert_variants(config, dtype, rounds_rows=model.rounds_rows)
     yield from served_weight_variants(config, dtype, rounds_rows=model.rounds_rows)
     yield from served_sampler_variants(config.vocab_size, dtype)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -60,6 +60,9 @@ class StepKinds:
 
 class DeviceProducts(Protocol):
     """The products of one weight by kernels of a GPU."""
+
+    rounds_rows: ClassVar[bool]
+    """Whether the rows of x are rounded too."""
 
     @property
     def weight(self) -> QuantizedWeight:

@@ -15,7 +15,7 @@ from graftwork.engine.experts.backend import ExpertBackend
 from graftwork.engine.experts.expert_loop import ExpertLoop
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import RoutedWeights
-from graftwork.engine.quantization.linear import QuantizedLinear
+from graftwork.engine.quantization.linear import DeviceProducts, QuantizedLinear
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -70,8 +70,12 @@ def _why_not_triton(layers: Sequence[RoutedWeights], device: torch.device, dtype
         return str(error)
     linears = [linear for layer in layers for linear in layer.experts[0].linears]
     failure = why_expert_kernels_fail(device, dtype) if any(isinstance(one, Linear) for one in linears) else None
-    weights = [weight for linear in linears if isinstance(linear, QuantizedLinear) for weight in linear.quantized]
-    forms = {(one.kind, one.group_size, one.zeros is None, one.order is None): one for one in weights}
-    for form in forms.values():
-        failure = failure or why_code_experts_fail(form, device, dtype)
+    quantised = [kernel for linear in linears if isinstance(linear, QuantizedLinear) for kernel in linear.kernels]
+    for kernel in {_form(one): one for one in quantised}.values():
+        failure = failure or why_code_experts_fail(kernel.weight, device, dtype, rounds_rows=kernel.rounds_rows)
     return failure
+
+
+def _form(kernel: DeviceProducts) -> tuple[object, ...]:
+    weight = kernel.weight
+    return kernel.rounds_rows, weight.kind, weight.group_size, weight.zeros is None, weight.order is None

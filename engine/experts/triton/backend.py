@@ -27,9 +27,10 @@ class TritonExperts:
     def __init__(self, weights: RoutedWeights) -> None:
         self._weights = weights  # whose addresses the products have
         self._products = layer_products(weights)
+        self._tile_rows = next(iter(self._products.values())).tile_rows
 
     def arrange(self, chosen: torch.Tensor, weights: torch.Tensor) -> "DeviceRows":
-        grid = TileGrid.of(chosen, len(self._weights.experts))
+        grid = TileGrid.of(chosen, len(self._weights.experts), self._tile_rows)
         rows = empty_rows(grid, chosen.device)
         chosen = chosen.contiguous()
         for launch in arrange_launches(chosen, rows):

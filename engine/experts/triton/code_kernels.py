@@ -4,14 +4,16 @@
 
     sort_features        a program puts some features of one tile in the order in which its expert's codes are stored
     multiply_code_tiles  a program multiplies one tile with one block of its expert's outputs
+    multiply_float8_tiles  the same with rows and weights of float8_e4m3fn
 
-The codes are read as quantization/triton/kernels.py reads those of a layer. Tiles are those of kernels.py.
+The codes are read as quantization/triton reads those of a layer. Tiles are those of kernels.py.
 """
 
 import triton
 import triton.language as tl
 
 from graftwork.engine.experts.triton.kernels import rows_of_tile
+from graftwork.engine.quantization.triton.float8_kernels import sum_float8_blocks
 from graftwork.engine.quantization.triton.kernels import scaled, sum_blocks
 
 COUNTS = ("num_blocks", "in_features", "out_features", "out_blocks", "feature_blocks", "sum_stride")
@@ -141,6 +143,71 @@ def multiply_code_tiles_kernel(
             BLOCK_ROWS,
             BLOCK_OUT,
         )
+    if HAS_BIAS:
+        bias = tl.load(biases + expert).to(tl.pointer_type(BIAS_DTYPE))
+        total += tl.load(bias + columns, mask=column_mask, other=0.0).to(tl.float32)
+    tl.store(y + rows * y_stride + columns, total.to(y.dtype.element_ty), mask=row_mask & column_mask)
+
+
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
+def multiply_float8_tiles_kernel(
+    x,  # float8_e4m3fn [num_rows, in_features]
+    row_scales,  # fp32 [num_rows]
+    packed,  # int64 [num_experts], the addresses of float8_e4m3fn [out_features, row_words]
+    scales,  # int64 [num_experts], the addresses of fp32 [groups, out_features]
+    biases,  # int64 [num_experts], the addresses of BIAS_DTYPE [out_features]
+    y,
+    tile_expert,
+    tile_start,
+    tile_length,
+    num_blocks,
+    in_features,
+    out_features,
+    out_blocks,
+    row_words,
+    x_stride,
+    y_stride,
+    GROUP: tl.constexpr,  # codes of a group, or 0 for one scale for each output
+    HAS_BIAS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    UPCAST: tl.constexpr,
+    CODE_DTYPE: tl.constexpr,
+    BIAS_DTYPE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # in bytes, of the codes of every expert
+    BLOCK: tl.constexpr,  # features of a product: a group at most
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+):
+    """Multiplies one tile with BLOCK_OUT outputs of its expert. See multiply_code_tiles_kernel."""
+    tile = tl.program_id(0) // out_blocks
+    out_block = tl.program_id(0) % out_blocks
+    length = tl.load(tile_length + tile)
+    if length == 0:
+        return
+    expert = tl.load(tile_expert + tile)
+    rows, row_mask = rows_of_tile(tile, tile_start, length, BLOCK_ROWS)
+    columns = (out_block * BLOCK_OUT + tl.arange(0, BLOCK_OUT))[None, :]
+    column_mask = columns < out_features
+    codes = tl.multiple_of(tl.load(packed + expert).to(tl.pointer_type(CODE_DTYPE)), ALIGNMENT)
+    total = sum_float8_blocks(
+        x + rows * x_stride,
+        codes + columns.to(tl.int64) * row_words,
+        tl.load(scales + expert).to(tl.pointer_type(tl.float32)),
+        row_scales + rows,
+        row_mask,
+        columns,
+        column_mask,
+        0,
+        num_blocks,
+        in_features,
+        out_features,
+        GROUP,
+        IS_WHOLE,
+        UPCAST,
+        BLOCK,
+        BLOCK_ROWS,
+        BLOCK_OUT,
+    )
     if HAS_BIAS:
         bias = tl.load(biases + expert).to(tl.pointer_type(BIAS_DTYPE))
         total += tl.load(bias + columns, mask=column_mask, other=0.0).to(tl.float32)

@@ -106,9 +106,7 @@ class CodeExpertProduct:
     def launches(self) -> Iterator[Launch]:
         """Yields the launches in their order, each with the memory that it needs. Raises ValueError if shapes do not fit."""
         x, table, form = self.x, self.table, self.table.form
-        if len(x) != self.rows.grid.num_rows:
-            raise ValueError(f"x has {len(x)} rows, not {self.rows.grid.num_rows}")
-        check_fits(x, self.y, form)
+        check_rows(x, self.y, table, self.rows)
         if table.orders is not None:
             x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             yield self._sort(table.orders, x)
@@ -120,7 +118,7 @@ class CodeExpertProduct:
 
     def _sort(self, orders: torch.Tensor, target: torch.Tensor) -> Launch:
         feature_blocks = -(-self.table.form.in_features // _SORTED_FEATURES)
-        arguments = self._of_tiles() | {
+        arguments = of_tiles(self.rows) | {
             "x": self.x,
             "orders": orders,
             "y": target,
@@ -138,7 +136,7 @@ class CodeExpertProduct:
         block_out = 64 if x.dtype.itemsize == 2 else 32
         out_blocks = -(-form.out_features // block_out)
         bias_dtype = x.dtype if table.bias_dtype is None else table.bias_dtype
-        arguments = self._of_tiles() | {
+        arguments = of_tiles(self.rows) | {
             "x": x,
             "packed": table.packed,
             "scales": table.scales,
@@ -171,15 +169,23 @@ class CodeExpertProduct:
         programs = self.rows.grid.num_tiles * out_blocks
         return Launch(multiply_code_tiles_kernel, (programs,), arguments, self._options(x.dtype))
 
-    def _of_tiles(self) -> dict[str, Any]:
-        rows = self.rows
-        return {
-            "tile_expert": rows.tile_expert,
-            "tile_start": rows.tile_start,
-            "tile_length": rows.tile_length,
-            "BLOCK_ROWS": rows.grid.tile_rows,
-        }
-
     def _options(self, dtype: torch.dtype) -> dict[str, Any]:
         """Returns the options of the compiler. They change no bit of the result."""
         return {"num_warps": 4, "num_stages": 3 if dtype.itemsize == 2 else 2, "enable_fp_fusion": False}
+
+
+def check_rows(x: torch.Tensor, y: torch.Tensor, table: CodeExpertTable, rows: TiledRows) -> None:
+    """Raises ValueError if x and y do not fit a layer and its rows."""
+    if len(x) != rows.grid.num_rows:
+        raise ValueError(f"x has {len(x)} rows, not {rows.grid.num_rows}")
+    check_fits(x, y, table.form)
+
+
+def of_tiles(rows: TiledRows) -> dict[str, Any]:
+    """Returns the arguments that say which rows each tile has."""
+    return {
+        "tile_expert": rows.tile_expert,
+        "tile_start": rows.tile_start,
+        "tile_length": rows.tile_length,
+        "BLOCK_ROWS": rows.grid.tile_rows,
+    }

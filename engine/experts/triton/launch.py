@@ -31,12 +31,14 @@ class TileGrid:
     num_tokens: int
     num_chosen: int
     num_experts: int
+    only_rows: int | None = None
+    """The rows of every tile; None if their number follows from the step."""
 
     @classmethod
-    def of(cls, chosen: torch.Tensor, num_experts: int) -> "TileGrid":
+    def of(cls, chosen: torch.Tensor, num_experts: int, only_rows: int | None = None) -> "TileGrid":
         """Returns the grid for a choice of [num_tokens, num_chosen] experts."""
         num_tokens, num_chosen = chosen.shape
-        return cls(num_tokens, num_chosen, num_experts)
+        return cls(num_tokens, num_chosen, num_experts, only_rows)
 
     @property
     def num_rows(self) -> int:
@@ -44,6 +46,8 @@ class TileGrid:
 
     @property
     def tile_rows(self) -> int:
+        if self.only_rows is not None:
+            return self.only_rows
         small, large = TILE_ROWS
         return large if self.num_rows >= _MANY_ROWS * self.num_experts else small
 

@@ -4,17 +4,19 @@ Owns where the weights are. Weights and codes stay where they are: in the expert
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from graftwork.engine.experts.triton.code_launch import CodeExpertProduct, CodeExpertTable
+from graftwork.engine.experts.triton.float8_launch import Float8ExpertProduct
 from graftwork.engine.experts.triton.launch import ExpertTable, TiledRows, multiply_launch
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear, RoutedWeights
 from graftwork.engine.model.projections import EXPERT_GROUPS
 from graftwork.engine.quantization.linear import QuantizedLinear
-from graftwork.engine.quantization.triton.products import CodeProducts
+from graftwork.engine.quantization.triton.float8_launch import TILE_ROWS as FLOAT8_TILE_ROWS
+from graftwork.engine.quantization.triton.products import CodeProducts, Float8Products
 
 
 class GroupProducts(Protocol):
@@ -22,6 +24,11 @@ class GroupProducts(Protocol):
 
     @property
     def out_features(self) -> int: ...
+
+    @property
+    def tile_rows(self) -> int | None:
+        """The rows that all tiles must have; None if their number may follow from the step."""
+        ...
 
     def multiply(self, x: torch.Tensor, y: torch.Tensor, rows: TiledRows) -> None:
         """Writes each row's product with the weight of its expert to y, [num_rows, out_features].
@@ -34,7 +41,10 @@ class GroupProducts(Protocol):
 def layer_products(layer: RoutedWeights) -> dict[str, GroupProducts]:
     """Returns the products of a routed layer, by group. Raises ValueError, with the reason, if kernels cannot compute them."""
     groups = zip(*(expert.linears for expert in layer.experts), strict=True)
-    return {name: group_products(group) for name, group in zip(EXPERT_GROUPS, groups, strict=True)}
+    found = {name: group_products(group) for name, group in zip(EXPERT_GROUPS, groups, strict=True)}
+    if len({products.tile_rows for products in found.values()}) > 1:
+        raise ValueError("rows are rounded for some of an expert's weights alone")
+    return found
 
 
 def group_products(linears: Sequence[AnyLinear]) -> GroupProducts:
@@ -45,6 +55,8 @@ def group_products(linears: Sequence[AnyLinear]) -> GroupProducts:
 
 class PlainProducts:
     """The products with plain weights."""
+
+    tile_rows: ClassVar[int | None] = None
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         if any(linear.is_packed for linear in linears):
@@ -64,10 +76,13 @@ class CodeGroupProducts:
     """The products with codes. A linear layer has several parts if gate and up have different forms or orders."""
 
     def __init__(self, linears: Sequence[QuantizedLinear]) -> None:
+        parts = _parts(linears)
         self._tables: list[CodeExpertTable] = []
+        self._product = Float8ExpertProduct if parts[0][0].rounds_rows else CodeExpertProduct
         self.out_features = linears[0].out_features
+        self.tile_rows = FLOAT8_TILE_ROWS if parts[0][0].rounds_rows else None
         start = 0
-        for part in _parts(linears):
+        for part in parts:
             end = start + part[0].table.out_features
             biases = [linear.bias[start:end] for linear in linears if linear.bias is not None]
             tables, orders = [one.table for one in part], [one.weight.order for one in part]
@@ -78,7 +93,7 @@ class CodeGroupProducts:
         start = 0
         for table in self._tables:
             end = start + table.out_features
-            for launch in CodeExpertProduct(x, table, y[:, start:end], rows).launches():
+            for launch in self._product(x, table, y[:, start:end], rows).launches():
                 launch.run()
             start = end
 
@@ -97,12 +112,12 @@ def _code_layers(linears: Sequence[AnyLinear]) -> list[QuantizedLinear]:
     return layers
 
 
-def _parts(linears: Sequence[QuantizedLinear]) -> list[list[CodeProducts]]:
-    """Returns for each part of the layers its products of all experts. Raises ValueError if rows are rounded too."""
-    parts = []
-    for products in zip(*(linear.kernels for linear in linears), strict=True):
-        own = [one for one in products if isinstance(one, CodeProducts)]
-        if len(own) < len(products):
-            raise ValueError("they round no rows to float8")
-        parts.append(own)
+def _parts(linears: Sequence[QuantizedLinear]) -> list[list[CodeProducts | Float8Products]]:
+    """Returns for each part of the layers its products of all experts. Raises ValueError if only some round rows."""
+    parts = [
+        [one for one in products if isinstance(one, CodeProducts | Float8Products)]
+        for products in zip(*(linear.kernels for linear in linears), strict=True)
+    ]
+    if len({one.rounds_rows for part in parts for one in part}) > 1:
+        raise ValueError("rows are rounded for some of an expert's weights alone")
     return parts

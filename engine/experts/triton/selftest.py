@@ -20,8 +20,8 @@ from graftwork.engine.experts.triton.launch import (
 )
 from graftwork.engine.experts.triton.products import group_products
 from graftwork.engine.quantization.linear import QuantizedLinear, StepKinds
-from graftwork.engine.quantization.triton.products import CodeProducts
-from graftwork.engine.quantization.triton.selftest import trial_weight
+from graftwork.engine.quantization.triton.products import products_of
+from graftwork.engine.quantization.triton.selftest import FLOAT8_TOLERANCE, rounded_rows, trial_weight
 from graftwork.engine.quantization.weight import QuantizedWeight
 
 _SEED = 20262
@@ -39,11 +39,13 @@ def why_expert_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | N
     return _found(device, lambda: _failure(device, dtype))
 
 
-def why_code_experts_fail(form: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_code_experts_fail(
+    form: QuantizedWeight, device: torch.device, dtype: torch.dtype, *, rounds_rows: bool = False
+) -> str | None:
     """Returns what is wrong with the kernels for experts whose codes have the form of `form`; None if they compute what torch
-    does.
+    does. With `rounds_rows`, products with FLOAT8 round the rows too.
     """
-    return _found(device, lambda: _code_failure(form, device, dtype))
+    return _found(device, lambda: _code_failure(form, device, dtype, rounds_rows=rounds_rows))
 
 
 def _found(device: torch.device, trial: Callable[[], str | None]) -> str | None:
@@ -66,8 +68,8 @@ def _choice(num_tokens: int, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(num_tokens, _NUM_EXPERTS, generator=generator).topk(2, dim=1).indices
 
 
-def _arranged(chosen: torch.Tensor, device: torch.device) -> TiledRows:
-    rows = empty_rows(TileGrid.of(chosen, _NUM_EXPERTS), device)
+def _arranged(chosen: torch.Tensor, device: torch.device, tile_rows: int | None = None) -> TiledRows:
+    rows = empty_rows(TileGrid.of(chosen, _NUM_EXPERTS, tile_rows), device)
     for launch in arrange_launches(chosen.to(device), rows):
         launch.run()
     return rows
@@ -91,30 +93,33 @@ def _error(device: torch.device, dtype: torch.dtype, num_tokens: int) -> float:
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def _code_failure(form: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> str | None:
+def _code_failure(form: QuantizedWeight, device: torch.device, dtype: torch.dtype, *, rounds_rows: bool) -> str | None:
     generator = torch.Generator().manual_seed(_SEED)
     weights = [trial_weight(form, (_OUT_FEATURES, _CODE_FEATURES), generator) for _ in range(_NUM_EXPERTS)]
     if form.order is not None:
         weights = [replace(one, order=torch.randperm(_CODE_FEATURES, generator=generator)) for one in weights]
     linears = [QuantizedLinear([weight.to(device)], None, dtype, StepKinds()) for weight in weights]
     for linear in linears:
-        linear.take_kernels(CodeProducts)
+        linear.take_kernels(products_of(rounds_rows=rounds_rows))
     products = group_products(linears)
     few, many = _TOKENS
     x, chosen = torch.randn(many, _CODE_FEATURES, generator=generator).to(dtype), _choice(many, generator)
 
     def multiply(num_tokens: int) -> torch.Tensor:
         """Returns the products of the first tokens: [num_tokens, num_chosen, out_features]."""
-        rows = _arranged(chosen[:num_tokens], device)
+        rows = _arranged(chosen[:num_tokens], device, products.tile_rows)
         y = torch.empty(rows.grid.num_rows, _OUT_FEATURES, dtype=dtype, device=device)
         products.multiply(x.to(device).index_select(0, rows.tokens), y, rows)
         return y.cpu()[rows.places.cpu()]
 
+    first, tolerance = x[:few], _TOLERANCE[dtype]
+    if products.tile_rows is not None:
+        first, tolerance = rounded_rows(first), max(tolerance, FLOAT8_TOLERANCE)
     dense = torch.stack([replace(one, scale_dtype=torch.float64).dense(torch.float64) for one in weights])
-    exact = torch.einsum("tcoi,ti->tco", dense[chosen[:few]], x[:few].double())
+    exact = torch.einsum("tcoi,ti->tco", dense[chosen[:few]], first.double())
     found = multiply(few)
     error = ((found.double() - exact).abs().max() / exact.abs().max()).item()
-    if not error <= _TOLERANCE[dtype]:
+    if not error <= tolerance:
         return f"products of {form.kind.value} differ from plain torch by {error:.3g} of the largest"
     if not torch.equal(multiply(many)[:few], found):
         return f"a row's product with {form.kind.value} depends on its neighbours"

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from graftwork.engine.experts.triton.code_kernels import multiply_float8_tiles_kernel
 from graftwork.engine.experts.triton.code_launch import CodeExpertProduct, CodeExpertTable
+from graftwork.engine.experts.triton.float8_launch import Float8ExpertProduct
 from graftwork.engine.experts.triton.launch import (
     TILE_ROWS,
     ExpertTable,
@@ -22,7 +24,8 @@ from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.experts import MXFP4_BLOCK
-from graftwork.engine.quantization.triton.variants import CodesForm
+from graftwork.engine.quantization.triton.float8_launch import TILE_ROWS as FLOAT8_TILE_ROWS
+from graftwork.engine.quantization.triton.variants import FLOAT8_CAPABILITY, CodesForm
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes
 
 _META = torch.device("meta")
@@ -51,15 +54,17 @@ class RoutedShape:
     @property
     def variants(self) -> Iterator[KernelVariant]:
         """The variants of all kernels, for tiles of each size."""
-        for num_tokens in (_FEW_TOKENS, _MANY_TOKENS):
-            grid = TileGrid(num_tokens, self.num_chosen, self.num_experts)
+        only_rows = FLOAT8_TILE_ROWS if self.codes is not None and self.codes.rounds_rows else None
+        for num_tokens in (_FEW_TOKENS, _MANY_TOKENS) if only_rows is None else (_FEW_TOKENS,):
+            grid = TileGrid(num_tokens, self.num_chosen, self.num_experts, only_rows)
             rows, size = empty_rows(grid, _META), f"{grid.tile_rows} rows"
-            assert grid.tile_rows in TILE_ROWS
+            assert grid.tile_rows in (*TILE_ROWS, only_rows)
             for launch in arrange_launches(rows.places, rows):
                 yield variant_of(f"{self.name} {size}", launch)
             for word in ("gate_up", "down"):
                 for launch in self._products(word, rows):
-                    yield variant_of(f"{self.name} {word} {size}", launch)
+                    least = FLOAT8_CAPABILITY if launch.kernel is multiply_float8_tiles_kernel else 80
+                    yield variant_of(f"{self.name} {word} {size}", launch, least_capability=least)
 
     def _products(self, word: str, rows: TiledRows) -> Iterator[Launch]:
         out_features, in_features = self.gate_up if word == "gate_up" else self.down
@@ -75,7 +80,8 @@ class RoutedShape:
             widths = (out_features, out_features // 2) if has_order and word == "gate_up" else (out_features,)
             for width in widths:
                 table = self._code_table(codes, width, in_features, has_order=has_order)
-                yield from CodeExpertProduct(x, table, y[:, :width], rows).launches()
+                product = Float8ExpertProduct if codes.rounds_rows else CodeExpertProduct
+                yield from product(x, table, y[:, :width], rows).launches()
 
     def _table(self, out_features: int, in_features: int) -> ExpertTable:
         addresses = torch.empty(self.num_experts, dtype=torch.int64, device=_META)
@@ -129,6 +135,16 @@ CODE_SHAPES = (
     replace(_QWEN, name="qwen3-30b int8 bf16", codes=CodesForm(Codes.INT8, WHOLE_ROW, False, _BF16)),
     replace(_QWEN, name="qwen3-30b fp8 bf16", codes=CodesForm(Codes.FLOAT8, WHOLE_ROW, False, _BF16)),
     replace(_QWEN, name="qwen3-30b fp8 blocks bf16", codes=CodesForm(Codes.FLOAT8, 128, False, _BF16)),
+    replace(
+        _QWEN,
+        name="qwen3-30b fp8 rows bf16",
+        codes=CodesForm(Codes.FLOAT8, WHOLE_ROW, False, _BF16, rounds_rows=True),
+    ),
+    replace(
+        _QWEN,
+        name="qwen3-30b fp8 rows, blocks bf16",
+        codes=CodesForm(Codes.FLOAT8, 128, False, _BF16, rounds_rows=True),
+    ),
     replace(_QWEN, name="qwen3-30b int4 fp32", dtype=_FP32, codes=CodesForm(Codes.INT4, 128, False, _FP32)),
 )
 """Models whose experts are codes. Together they cover each kind of codes, scale and zero point."""
@@ -140,7 +156,9 @@ def expert_variants() -> Iterator[KernelVariant]:
         yield from shape.variants
 
 
-def served_expert_variants(model: ModelConfig, dtype: torch.dtype) -> Iterator[KernelVariant]:
+def served_expert_variants(
+    model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False
+) -> Iterator[KernelVariant]:
     """Yields what an engine may launch for the routed layers of a model."""
     if model.experts is None:
         return
@@ -160,7 +178,10 @@ def served_expert_variants(model: ModelConfig, dtype: torch.dtype) -> Iterator[K
     elif quantization is None:
         yield from plain.variants
     else:
-        codes, down = (CodesForm.of(quantization.scheme, shape[1], dtype) for shape in (shapes.gate_up, shapes.down))
+        codes, down = (
+            CodesForm.of(quantization.scheme, shape[1], dtype, rounds_rows=rounds_rows)
+            for shape in (shapes.gate_up, shapes.down)
+        )
         has_order = quantization.scheme.has_order
         yield from replace(plain, codes=codes, down_codes=down, has_order=has_order).variants
         if quantization.excluded:

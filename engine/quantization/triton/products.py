@@ -6,6 +6,7 @@ nothing, so steps by CUDA graphs hold such layers.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +17,8 @@ from graftwork.engine.quantization.weight import Codes, QuantizedWeight
 
 class CodeProducts:
     """The products of one quantised weight."""
+
+    rounds_rows: ClassVar[bool] = False
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = weight.for_kernels
@@ -39,9 +42,12 @@ class CodeProducts:
 class Float8Products:
     """The products of one weight of FLOAT8 with rows that are rounded to FLOAT8 too."""
 
+    rounds_rows: ClassVar[bool] = True
+
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = replace(weight, scales=weight.scales.t().contiguous().t())
-        self._table = CodesTable.of_float8(self.weight)
+        self.table = CodesTable.of_float8(self.weight)
+        """The weight as the kernels read it."""
 
     @property
     def num_bytes(self) -> int:
@@ -52,7 +58,7 @@ class Float8Products:
         """Writes rounded(x) @ W.T + bias to y, [num_rows, out_features], for x [num_rows, in_features]."""
         if not len(x):
             return
-        for launch in Float8Product(x.contiguous(), self._table, bias, y).launches():
+        for launch in Float8Product(x.contiguous(), self.table, bias, y).launches():
             launch.run()
 
 

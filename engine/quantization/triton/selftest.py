@@ -19,7 +19,7 @@ _FEW, _MANY = 5, 4200
 """Rows of a small tile, and so many rows in large tiles that no spans are parallel."""
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest error, relative to the largest value: one rounding, and a margin for another order of the sums."""
-_FLOAT8_TOLERANCE = 2e-3
+FLOAT8_TOLERANCE = 2e-3
 """The same of products of float8 with float8, of whose sums Hopper's matrix units keep 13 bits within a block."""
 
 
@@ -50,7 +50,7 @@ def _failure(form: QuantizedWeight, device: torch.device, dtype: torch.dtype, *,
 
     first, tolerance = x[:_FEW], _TOLERANCE[dtype]
     if rounds_rows and form.kind is Codes.FLOAT8:
-        first, tolerance = rounded_rows(first), max(tolerance, _FLOAT8_TOLERANCE)
+        first, tolerance = rounded_rows(first), max(tolerance, FLOAT8_TOLERANCE)
     exact = first.double() @ replace(weight, scale_dtype=torch.float64).dense(torch.float64).t()
     few = multiply(x[:_FEW])
     error = ((few.double() - exact).abs().max() / exact.abs().max()).item()

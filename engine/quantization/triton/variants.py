@@ -21,7 +21,7 @@ from graftwork.engine.quantization.weight import BLOCK, WHOLE_ROW, Codes
 _META = torch.device("meta")
 _ROWS = (1, 32, 1 << 16)
 """Numbers of rows for which tiles are small, large, and so many that no spans are parallel."""
-_FLOAT8_CAPABILITY = 89
+FLOAT8_CAPABILITY = 89
 _WORD_CODES = {Codes.INT4: 8, Codes.FLOAT4: 8, Codes.INT8: 1, Codes.FLOAT8: 4}
 
 
@@ -74,7 +74,7 @@ class CodesForm:
             )
             product = (Float8Product if self.rounds_rows else Product)(x, table, bias, y[:, :out_features])
             for launch in product.launches():
-                least = _FLOAT8_CAPABILITY if launch.kernel is multiply_float8_kernel else 80
+                least = FLOAT8_CAPABILITY if launch.kernel is multiply_float8_kernel else 80
                 tile = launch.arguments.get("BLOCK_ROWS", "")
                 yield variant_of(f"{name} {tile}".rstrip(), launch, least_capability=least)
 
@@ -106,15 +106,13 @@ def served_weight_variants(
 ) -> Iterator[KernelVariant]:
     """Yields what an engine may launch for the quantised layers of a model. It has none if its weights are plain.
 
-    Experts have kernels of their own (engine/experts/triton), but none that round rows.
+    Experts have kernels of their own (engine/experts/triton).
     """
     if model.quantization is None:
         return
     scheme = model.quantization.scheme
     for name, in_features, widths, has_bias in dict.fromkeys(_layers(model)):
         form = CodesForm.of(scheme, in_features, dtype, rounds_rows=rounds_rows)
-        if name.startswith("expert ") and not form.rounds_rows:
-            continue
         whole = sum(widths)
         joined = () if scheme.has_order else (whole,)  # each of several sorted parts may have an order of its own
         for width in dict.fromkeys((*joined, *(widths if scheme.has_order or model.quantization.excluded else ()))):
@@ -128,8 +126,4 @@ def _layers(model: ModelConfig) -> Iterator[tuple[str, int, tuple[int, ...], boo
     targets = {group.name: group.targets for group in GROUPS}
     for (_, name), shape in group_shapes(model).items():
         yield name, shape.in_features, shape.widths, any(one in model.biased_targets for one in targets[name])
-    if model.experts is not None:
-        shapes = model.experts.shapes
-        for name, (out_features, in_features) in (("gate_up", shapes.gate_up), ("down", shapes.down)):
-            yield f"expert {name}", in_features, (out_features,), model.experts.has_biases
     yield "head", model.hidden_size, (model.vocab_size,), False

@@ -90,7 +90,7 @@ def runner_of(model: ServedModel) -> LlamaRunner:
     return LlamaRunner(adapters, config, dtype, rounds_rows=model.rounds_rows)
 
 
-ROUTED = ("qwen3-30b-a3b bf16", "gpt-oss-20b mxfp4", "qwen3-30b-a3b awq")
+ROUTED = ("qwen3-30b-a3b bf16", "gpt-oss-20b mxfp4", "qwen3-30b-a3b awq", "qwen3-30b-a3b fp8 rows")
 
 
 @pytest.mark.parametrize("name", [*MODELS, *STREAM_MODELS, *QUANTISED_MODELS, *ROUTED])

@@ -8,7 +8,7 @@ MODULES = tuple(
         *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
         *(f"lora.triton.{name}" for name in ("selftest", "backend")),
         *(f"experts.triton.{name}" for name in ("kernels", "launch", "code_kernels", "code_launch", "products")),
-        *(f"experts.triton.{name}" for name in ("backend", "selftest")),
+        *(f"experts.triton.{name}" for name in ("float8_launch", "backend", "selftest")),
         *(f"quantization.triton.{name}" for name in ("kernels", "launch", "products", "selftest")),
         *(f"quantization.triton.{name}" for name in ("float8_kernels", "float8_launch")),
         *(

@@ -101,14 +101,16 @@ def linear_of(
     return made
 
 
-def routed_weights(model: ModelConfig, experts: ExpertsConfig, dtype: torch.dtype) -> RoutedWeights:
+def routed_weights(
+    model: ModelConfig, experts: ExpertsConfig, dtype: torch.dtype, *, rounds_rows: bool = False
+) -> RoutedWeights:
     """A routed layer without a shared expert. Its experts are plain, or codes as the model says."""
     shapes, scheme = experts.shapes, None if model.quantization is None else model.quantization.scheme
 
     def projection(shape: tuple[int, int]) -> AnyLinear:
         form = mxfp4(dtype) if experts.is_mxfp4 else None
         form = form if scheme is None else CodesForm.of(scheme, shape[1], dtype)
-        return linear_of(form, dtype, shape, has_bias=experts.has_biases)
+        return linear_of(form, dtype, shape, has_bias=experts.has_biases, rounds_rows=rounds_rows)
 
     router = (max(shapes.num_experts, 16), shapes.hidden_size)
     return RoutedWeights(
@@ -127,7 +129,9 @@ def weights(model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False
     multiplied = partial(linear, model, dtype, rounds_rows=rounds_rows)
     return DecoderWeights(
         embedding=empty(vocab, hidden),
-        layers=tuple(layer_weights(model, layer, dtype, multiplied) for layer in range(model.num_layers)),
+        layers=tuple(
+            layer_weights(model, layer, dtype, multiplied, rounds_rows=rounds_rows) for layer in range(model.num_layers)
+        ),
         layer_shapes=tuple(map(model.layer_shapes, range(model.num_layers))),
         norm=norm_weights(model, dtype),
         head=Linear(empty(vocab, hidden)),
@@ -143,7 +147,7 @@ def norm_weights(model: ModelConfig, dtype: torch.dtype, *shape: int) -> torch.T
 
 
 def layer_weights(
-    model: ModelConfig, layer: int, dtype: torch.dtype, multiplied: Callable[..., AnyLinear]
+    model: ModelConfig, layer: int, dtype: torch.dtype, multiplied: Callable[..., AnyLinear], *, rounds_rows: bool
 ) -> LayerWeights:
     hidden, inner, query = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
     norm = partial(norm_weights, model, dtype)
@@ -157,7 +161,7 @@ def layer_weights(
         mlp_norm=norm(),
         mlp=DenseWeights(multiplied(2 * inner, hidden), multiplied(hidden, inner))
         if model.experts is None
-        else routed_weights(model, model.experts, dtype),
+        else routed_weights(model, model.experts, dtype, rounds_rows=rounds_rows),
         attention_post_norm=None if model.block.norms.after_attention is None else norm(),
         mlp_post_norm=None if model.block.norms.after_mlp is None else norm(),
         streams=None if model.streams is None else layer_stream_weights(model, model.streams, dtype),

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.kernels.interpreted import interpreted_copies
 
 PACKAGE = "graftwork.engine.experts.triton"
-WITH_KERNELS = ("kernels", "launch", "code_kernels", "code_launch", "products", "backend", "selftest")
+WITH_KERNELS = ("kernels", "launch", "code_kernels", "code_launch", "float8_launch", "products", "backend", "selftest")
 CODES = "graftwork.engine.quantization.triton"
 OF_CODES = ("kernels", "launch", "float8_kernels", "float8_launch", "products", "selftest")
 

@@ -12,6 +12,7 @@ from graftwork.engine.experts.expert_loop import ExpertLoop
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, RoutedWeights
 from graftwork.engine.quantization.linear import QuantizedLinear, StepKinds
+from graftwork.engine.quantization.triton.selftest import rounded_rows
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes, QuantizedWeight
 from tests.engine.experts.triton.test_kernels import ROUNDING, arranged, random_choice
 from tests.engine.kernels.interpreted import add_in_one_order
@@ -147,6 +148,37 @@ def test_padding_of_a_block_is_not_read(interpreted: dict[str, ModuleType], monk
 
     exact = exact_products(weights, x, chosen)
     assert (found - exact).abs().max() <= 3 * ROUNDING[torch.float32] * exact.abs().max()
+
+
+def float8_products(
+    interpreted: dict[str, ModuleType], x: torch.Tensor, weights: Sequence[QuantizedWeight], chosen: torch.Tensor
+) -> torch.Tensor:
+    """The products of each choice where rows are rounded to float8 too."""
+    linears = [QuantizedLinear([weight], None, x.dtype, StepKinds()) for weight in weights]
+    for linear in linears:
+        linear.take_kernels(interpreted["codes"].Float8Products)
+    group = interpreted["products"].group_products(linears)
+    rows = arranged(interpreted["launch"], chosen, NUM_EXPERTS, group.tile_rows)
+    y = torch.full((rows.grid.num_rows, group.out_features), torch.nan, dtype=x.dtype)
+    group.multiply(x[rows.tokens], y, rows)
+    return y[rows.places]
+
+
+@pytest.mark.parametrize("group", [64, 128, WHOLE_ROW])
+def test_rows_in_float8_give_the_product_of_the_rounded_rows(
+    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    """Rows that are rounded with scales of their own give their exact products, in tiles of 64 rows, with the bits that a token
+    has alone."""
+    add_in_one_order(monkeypatch)
+    weights = [random_weight(Codes.FLOAT8, 40, 160, group, seed=seed) for seed in range(NUM_EXPERTS)]
+    x, chosen = torch.randn(70, 160, generator=torch.Generator().manual_seed(6)), random_choice(70, 2, NUM_EXPERTS, 7)
+
+    found = float8_products(interpreted, x, weights, chosen)
+
+    exact = exact_products(weights, rounded_rows(x), chosen)
+    assert (found - exact).abs().max() <= 3 * ROUNDING[torch.float32] * exact.abs().max()
+    assert torch.equal(float8_products(interpreted, x[69:], weights, chosen[69:])[0], found[69])
 
 
 def layer_of(

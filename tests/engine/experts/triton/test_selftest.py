@@ -50,6 +50,13 @@ def test_kernels_that_read_codes_pass(
     assert interpreted["selftest"].why_code_experts_fail(form, CPU, dtype) is None
 
 
+def test_kernels_that_round_rows_pass(interpreted: dict[str, ModuleType]) -> None:
+    """The kernels that multiply float8 with float8 pass the self-test too."""
+    form = random_weight(Codes.FLOAT8, 4, 256, 128)
+
+    assert interpreted["selftest"].why_code_experts_fail(form, CPU, torch.bfloat16, rounds_rows=True) is None
+
+
 @pytest.mark.parametrize("kernel", ["multiply_code_tiles_kernel", "sort_features_kernel"])
 def test_kernels_that_read_codes_wrongly_are_found_out(
     interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, kernel: str
@@ -135,11 +142,11 @@ def test_codes_that_kernels_read_are_tried_form_by_form(
     layers.append(
         RoutedWeights(Linear(torch.ones(16, 64)), None, (DenseWeights(*[Linear(torch.ones(32, 64))] * 2),), None)
     )
-    monkeypatch.setattr(selftest, "why_code_experts_fail", lambda form, *_: tried.append(form.kind))
+    monkeypatch.setattr(selftest, "why_code_experts_fail", lambda form, *_, **__: tried.append(form.kind))
     monkeypatch.setattr(selftest, "why_expert_kernels_fail", lambda *_: tried.append("plain"))
 
     assert choose_experts("triton", layers, CPU, FP32) is interpreted["backend"].TritonExperts
     assert tried == ["plain", Codes.INT4, Codes.FLOAT4]
-    monkeypatch.setattr(selftest, "why_code_experts_fail", lambda form, *_: f"{form.kind.value} is wrong")
+    monkeypatch.setattr(selftest, "why_code_experts_fail", lambda form, *_, **__: f"{form.kind.value} is wrong")
     with pytest.raises(InvalidRequest, match="int4 is wrong"):
         choose_experts("triton", layers, CPU, FP32)
