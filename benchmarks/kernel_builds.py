@@ -4,7 +4,7 @@
 
 Compiles every kernel variant that engines of four models may launch, for sm_80, sm_90 and sm_100, on a machine without
 a GPU. MODELS covers the three dtypes, windows, norms of heads, an odd vocabulary, and a head size that is no power of
-two; ROUTED_MODELS adds experts. All architectures are compiled: register counts and spills are ptxas's choice for each
+two; ROUTED_MODELS adds experts, CODE_EXPERT_MODELS experts whose weights are codes. All architectures are compiled: register counts and spills are ptxas's choice for each
 of them. No two variants have equal code, so none is left out.
 
 Each build takes about a second of one core, and processes share the work. Triton's cache keeps what is compiled, so a
@@ -36,7 +36,7 @@ from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, 
 from graftwork.engine.model.architectures import VARIANTS
 from graftwork.engine.model.block import Activation, StreamsSpec
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.experts import ExpertsConfig, RouterScore, RouterSpec
+from graftwork.engine.model.experts import ClampedSwiGlu, ExpertsConfig, RouterScore, RouterSpec
 from graftwork.engine.model.rope_config import RopeConfig
 from graftwork.engine.quantization.scheme import Method, Quantization, Scheme
 
@@ -85,7 +85,7 @@ ROUTED_MODELS: Mapping[str, ServedModel] = {
         replace(_LLAMA, hidden_size=2048, num_kv_heads=4, has_qk_norm=True, experts=_EXPERTS), torch.bfloat16
     ),
 }
-"""Models with experts, compiled besides."""
+"""Models with plain experts, compiled besides."""
 _STREAMS = replace(
     _LLAMA,
     vocab_size=262_400,
@@ -125,12 +125,46 @@ CODED_KV_MODELS: dict[str, ServedModel] = {
     "head size 96 fp16, fp8 KV": ServedModel(_WIDE_HEADS, torch.float16, kv_dtype="fp8"),
 }
 """Models whose KV is stored in bytes, compiled besides."""
+_GPT_OSS = replace(
+    _LLAMA,
+    vocab_size=201_088,
+    hidden_size=2880,
+    intermediate_size=2880,
+    num_heads=64,
+    head_dim=64,
+    windows=(128, None),
+    experts=ExpertsConfig(
+        ExpertShapes(num_experts=32, hidden_size=2880, intermediate_size=2880, layers=(0, 1)),
+        RouterSpec(RouterScore.SOFTMAX_OF_CHOSEN, num_chosen=4),
+        has_biases=True,
+        clamped=ClampedSwiGlu(1.702, 7.0),
+        is_mxfp4=True,
+    ),
+)
+_EXPERT_FORMS = {
+    "awq": Scheme(Method.AWQ, 4, 128, is_symmetric=False),
+    "int4": Scheme(Method.COMPRESSED_INTEGERS, 4, 128),
+    "int8": Scheme(Method.ROUND_INT8, 8, None),
+    "fp8": Scheme(Method.FLOAT8, 8, None),
+    "fp8 blocks": Scheme(Method.FLOAT8, 8, 128, block=(128, 128)),
+}
+_QWEN = ROUTED_MODELS["qwen3-30b-a3b bf16"].config
+CODE_EXPERT_MODELS: dict[str, ServedModel] = {
+    "gpt-oss-20b mxfp4": ServedModel(_GPT_OSS, torch.bfloat16),
+    **{
+        f"qwen3-30b-a3b {name}": ServedModel(replace(_QWEN, quantization=Quantization(form)), torch.bfloat16)
+        for name, form in _EXPERT_FORMS.items()
+    },
+}
+CODE_EXPERT_MODELS["qwen3-30b-a3b fp8 rows"] = replace(CODE_EXPERT_MODELS["qwen3-30b-a3b fp8"], rounds_rows=True)
+"""Models with experts whose weights are codes, compiled besides."""
 ALL_MODELS: Mapping[str, ServedModel] = {
     **MODELS,
     **ROUTED_MODELS,
     **STREAM_MODELS,
     **QUANTISED_MODELS,
     **CODED_KV_MODELS,
+    **CODE_EXPERT_MODELS,
 }
 
 

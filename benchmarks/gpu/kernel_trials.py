@@ -67,7 +67,7 @@ def measure_trials(run: PhaseRun) -> None:
 
 def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
     from graftwork.engine.attention.selftest import why_attention_fails
-    from graftwork.engine.experts.triton.selftest import why_expert_kernels_fail
+    from graftwork.engine.experts.triton.selftest import why_code_experts_fail, why_expert_kernels_fail
     from graftwork.engine.lora.triton.selftest import why_kernels_fail
     from graftwork.engine.quantization.triton.selftest import why_weight_kernels_fail
     from graftwork.engine.runner.row_selftest import why_row_kernels_fail
@@ -99,6 +99,8 @@ def _trials(run: PhaseRun) -> list[tuple[str, Callable[[], str | None]]]:
                     partial(why_weight_kernels_fail, weight, device, dtype, rounds_rows=rounds_rows),
                 )
             )
+            of_experts = partial(why_code_experts_fail, weight, device, dtype, rounds_rows=rounds_rows)
+            trials.append((f"experts {form} {name}", of_experts))
     return trials
 
 

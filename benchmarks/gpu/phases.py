@@ -38,6 +38,7 @@ PHASES = (
     Phase("attention", 50, "kernel_floors", "measure_attention"),
     Phase("lora", 50, "kernel_floors", "measure_lora"),
     Phase("weights", 50, "weight_products", "measure_weights"),
+    Phase("experts", 50, "expert_products", "measure_experts"),
     Phase("sampler", 20, "kernel_floors", "measure_sampler"),
     Phase("steps", 150, "engine_steps", "measure_steps"),
     Phase("mixed", 60, "mixed_steps", "measure_mixed"),

@@ -6,6 +6,7 @@ weights of the next product.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpu.phase_run import ModelShape, PhaseRun
@@ -24,8 +25,11 @@ FORMS: dict[str, tuple[Codes, int, bool]] = {
     "fp8": (Codes.FLOAT8, WHOLE_ROW, False),
     "fp8 blocks": (Codes.FLOAT8, _GROUP, False),
     "fp8 rows": (Codes.FLOAT8, WHOLE_ROW, False),
+    "mxfp4": (Codes.FLOAT4, 32, False),
 }
 """By name: the codes, the features of a group, and whether there are zero points. In `fp8 rows` x is rounded too."""
+OF_EXPERTS = ("mxfp4",)
+"""The forms that experts alone have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ def measure_weights(run: PhaseRun) -> None:
         for rows in ROWS:
             x = torch.randn(rows, cell.in_features, dtype=DTYPE, device=run.device)
             num_bytes = products[0].num_bytes + x.nbytes + rows * cell.out_features * DTYPE.itemsize
-            seconds = None if run.is_dry else _seconds([product.multiply for product in products], x)
+            works = [partial(product.multiply, x) for product in products]
+            seconds = None if run.is_dry else median_seconds(works)
             run.add(
                 "weights",
                 {
@@ -68,7 +73,7 @@ def _cells(shape: ModelShape) -> Iterator[WeightCell]:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     qkv = hidden + 2 * hidden // shape.num_heads * shape.num_kv_heads
     layers = {"qkv": (qkv, hidden), "o": (hidden, hidden), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
-    for form in ("bf16", *FORMS):
+    for form in ("bf16", *(form for form in FORMS if form not in OF_EXPERTS)):
         yield from (WeightCell(form, layer, *sizes) for layer, sizes in layers.items())
 
 
@@ -104,6 +109,10 @@ def random_weight(form: str, out_features: int, in_features: int, device: str) -
     """Returns a weight of random codes in one of the forms."""
     kind, group, has_zeros = FORMS[form]
     groups = 1 if group == WHOLE_ROW else -(-in_features // group)
+    if kind is Codes.FLOAT4:
+        codes = torch.randint(0, 16, (out_features, in_features), dtype=torch.uint8, device=device)
+        powers = torch.randint(115, 120, (out_features, groups), dtype=torch.uint8, device=device)
+        return QuantizedWeight.of(codes, powers, kind=kind, group_size=group)
     scales = torch.rand(out_features, groups, device=device) * 1e-3
     zeros = torch.ones(out_features, groups, dtype=torch.int16, device=device) if has_zeros else None
     most = 8 if kind is Codes.INT4 else 127
@@ -113,13 +122,13 @@ def random_weight(form: str, out_features: int, in_features: int, device: str) -
     return QuantizedWeight.of(codes, scales, zeros, kind=kind, group_size=group)
 
 
-def _seconds(products: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> float:
-    """Returns the median seconds of one product, in a graph of all of them."""
+def median_seconds(works: Sequence[Callable[[], object]]) -> float:
+    """Returns the median seconds of one of some works, in a graph of all of them."""
     from triton.testing import do_bench
 
-    products[0](x)  # compiles
+    works[0]()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for product in products:
-            product(x)
-    return float(do_bench(graph.replay, warmup=5, rep=30, return_mode="median")) * 1e-3 / len(products)
+        for work in works:
+            work()
+    return float(do_bench(graph.replay, warmup=5, rep=30, return_mode="median")) * 1e-3 / len(works)

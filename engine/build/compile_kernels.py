@@ -121,7 +121,7 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
     kv_dtype = kv_format(model.kv_dtype, dtype).code_dtype
     yield from served_attention_variants(config, dtype, kv_dtype, model.page_tokens)
     yield from served_lora_variants(config, dtype, model.max_lora_rank)
-    yield from served_expert_variants(config, dtype)
+    yield from served_expert_variants(config, dtype, rounds_rows=model.rounds_rows)
     yield from served_weight_variants(config, dtype, rounds_rows=model.rounds_rows)
     yield from served_sampler_variants(config.vocab_size, dtype)
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
@@ -171,13 +172,21 @@ def load_weights(
     Raises InvalidRequest if a file is damaged or the weights do not fit into the device's memory.
     """
     try:
-        return load_decoder_weights(tensors or open_weights(config.model, model), model, device, dtype)
+        source = tensors or open_weights(config.model, model)
+        return load_decoder_weights(source, model, device, dtype, keeps_mxfp4=_keeps_mxfp4(config, device))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InvalidRequest(
             f"The weights of {config.model} do not fit into the memory of {device}: take a smaller model, "
             "or a device with more memory.",
             param="model",
         ) from error
+
+
+def _keeps_mxfp4(config: EngineConfig, device: torch.device) -> bool:
+    """Returns whether experts in MXFP4 stay as codes: where Triton kernels are to read them. They are dense otherwise."""
+    wanted = {config.kernels_for(part) for part in ("weights", "experts")}
+    are_wanted = wanted == {"triton"} or (device.type == "cuda" and wanted <= {"auto", "triton"})
+    return are_wanted and find_spec("triton") is not None
 
 
 class ModelReading:

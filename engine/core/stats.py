@@ -207,7 +207,7 @@ class EngineStats(EngineCounters):
     """These rows are in one of the two counters before, too. Torch makes these changes on every device."""
     expert_kernel_rows: int = field(default=0, metadata=_expert_rows("kernels"))
     expert_torch_rows: int = field(default=0, metadata=_expert_rows("torch"))
-    """On a GPU these rows are slow: the kernels did not pass their self-test, or the experts are quantised."""
+    """On a GPU these rows are slow: the kernels did not pass their self-test, or do not read the experts' forms together."""
     graph_steps: int = field(default=0, metadata=_steps("graph", "decoding"))
     """Steps that one launch of a CUDA graph has computed. Trial steps at the engine's start count too."""
     graph_prompt_steps: int = field(default=0, metadata=_steps("graph", "prompt"))

@@ -4,7 +4,8 @@
     mlp.experts.gate_up_proj, …             all experts together, plain, as ExpertTensors says
     mlp.experts.gate_up_proj_blocks, …      the same as MXFP4, rows of outputs
 
-Plain experts are rounded here if --quantization says so. Routers and the gates of shared experts stay plain: a checkpoint
+MXFP4 stays as codes if the kernels of a GPU are to read them, and becomes dense otherwise. Plain experts are rounded here if
+--quantization says so. Routers and the gates of shared experts stay plain: a checkpoint
 that has them quantised gives them as its library computes them.
 
 Owns no weights. Never ignores a tensor: what is not read here is refused as a leftover.
@@ -31,15 +32,23 @@ from graftwork.engine.model.weight_reader import QUANTIZED_PARTS, TensorSource, 
 from graftwork.engine.quantization.linear import LinearWeight, StepKinds
 from graftwork.engine.quantization.mxfp4 import from_mxfp4
 from graftwork.engine.quantization.rounding import rounded
+from graftwork.engine.quantization.weight import QuantizedWeight
 
 
 class ExpertReader:
     """Reads routed layers onto a device. Raises InvalidRequest, as TensorSource does, with the name of a wrong tensor."""
 
     def __init__(
-        self, reader: TensorSource, config: ModelConfig, device: torch.device, dtype: torch.dtype, kinds: StepKinds
+        self,
+        reader: TensorSource,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        kinds: StepKinds,
+        *,
+        keeps_mxfp4: bool = False,
     ) -> None:
-        """`kinds` tells quantised layers which rows of a step decode."""
+        """`kinds` tells quantised layers which rows of a step decode. With `keeps_mxfp4`, experts in MXFP4 stay as codes."""
         assert config.experts is not None
         self._reader = reader
         self._experts: ExpertsConfig = config.experts
@@ -50,6 +59,7 @@ class ExpertReader:
         self._modules = config.modules
         self._device = device
         self._dtype = dtype
+        self._keeps_mxfp4 = keeps_mxfp4
 
     def layer(self, index: int) -> RoutedWeights:
         """Returns the weights of one routed layer."""
@@ -138,27 +148,32 @@ class ExpertReader:
 
     def _joined(self, name: str) -> Sequence[AnyLinear]:
         """Reads one projection of all experts together."""
-        is_input = name.endswith("gate_up_proj")
-        out_features, in_features = self._shapes.gate_up if is_input else self._shapes.down
+        out_features, in_features = self._shapes.gate_up if name.endswith("gate_up_proj") else self._shapes.down
         count = self._shapes.num_experts
-        bias = self._read(f"{name}_bias", count, out_features) if self._experts.has_biases else None
+        bias = None
+        if self._experts.has_biases:
+            bias = self._gates_first(name, self._read(f"{name}_bias", count, out_features))
         if self._experts.is_mxfp4:
-            weight = self._read_mxfp4(name, count, out_features, in_features)
-        elif self._experts.tensors is ExpertTensors.ROWS:
+            weights = self._read_mxfp4(name, count, out_features, in_features)
+        else:
+            weights = map(self._rounded, self._read_joined(name, count, out_features, in_features))
+        return [
+            joined_linear([weight], None if bias is None else bias[number].contiguous(), self._dtype, self._kinds)
+            for number, weight in enumerate(weights)
+        ]
+
+    def _read_joined(self, name: str, count: int, out_features: int, in_features: int) -> torch.Tensor:
+        """Reads one plain projection of all experts: [experts, out_features, in_features], gates first."""
+        if self._experts.tensors is ExpertTensors.ROWS:
             weight = self._reader.read(name, (count, out_features, in_features)).to(self._device)
         else:
             weight = self._reader.read(name, (count, in_features, out_features)).to(self._device).transpose(1, 2)
-        if is_input and self._shapes.interleaves:
-            weight, bias = gates_before_ups(weight, dim=1), None if bias is None else gates_before_ups(bias, dim=1)
-        return [
-            joined_linear(
-                [self._rounded(weight[number])],
-                None if bias is None else bias[number].contiguous(),
-                self._dtype,
-                self._kinds,
-            )
-            for number in range(count)
-        ]
+        return self._gates_first(name, weight)
+
+    def _gates_first(self, name: str, joined: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor [experts, out_features, ...] with gates before ups, if they take turns."""
+        is_input = name.endswith("gate_up_proj")
+        return gates_before_ups(joined, dim=1) if is_input and self._shapes.interleaves else joined
 
     def _rounded(self, weight: torch.Tensor) -> LinearWeight:
         """Returns a plain weight of the checkpoint: rounded if --quantization says so, else in the model's dtype."""
@@ -167,14 +182,15 @@ class ExpertReader:
             return rounded(weight.contiguous(), quantization.scheme)
         return weight.to(self._dtype).contiguous()
 
-    def _read_mxfp4(self, name: str, count: int, out_features: int, in_features: int) -> torch.Tensor:
-        """Reads one projection of all experts from blocks: [experts, out_features, in_features]."""
+    def _read_mxfp4(self, name: str, count: int, out_features: int, in_features: int) -> Iterator[LinearWeight]:
+        """Reads one projection of all experts from blocks, and yields that of each, gates first."""
         blocks = (count, out_features, in_features // MXFP4_BLOCK)
         numbers, scales = (
-            self._reader.read_bytes(f"{name}_{part}", shape).to(self._device)
+            self._gates_first(name, self._reader.read_bytes(f"{name}_{part}", shape).to(self._device))
             for part, shape in (("blocks", (*blocks, MXFP4_BLOCK // 2)), ("scales", blocks))
         )
-        return torch.stack([from_mxfp4(*one, self._dtype) for one in zip(numbers, scales, strict=True)])
+        for one in zip(numbers, scales, strict=True):
+            yield QuantizedWeight.of_mxfp4(*one) if self._keeps_mxfp4 else from_mxfp4(*one, self._dtype)
 
 
 def gates_before_ups(joined: torch.Tensor, dim: int) -> torch.Tensor:

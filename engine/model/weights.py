@@ -178,9 +178,15 @@ def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
 
 
 def load_decoder_weights(
-    reader: TensorSource, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    reader: TensorSource,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    keeps_mxfp4: bool = False,
 ) -> DecoderWeights:
-    """Reads all weights of a model onto the device, in `dtype`. Joins linear layers with the same input.
+    """Reads all weights of a model onto the device, in `dtype`. Joins linear layers with the same input. With `keeps_mxfp4`,
+    experts in MXFP4 stay as codes.
 
     Several threads read layers at the same time, because one of them copies more slowly than memory can. The weights of
     linear layers are stored in blocks, where that is faster (see Linear.pack): an output head that shares its weight with
@@ -189,7 +195,7 @@ def load_decoder_weights(
     Raises InvalidRequest if a tensor is missing, has another shape, or is not part of the model. The error names the
     tensor.
     """
-    tensors = _TensorReader(reader, config, device, dtype, StepKinds())
+    tensors = _TensorReader(reader, config, device, dtype, StepKinds(), keeps_mxfp4)
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     with ThreadPoolExecutor(loading_threads(), thread_name_prefix="weights") as threads:
         try:
@@ -228,6 +234,7 @@ class _TensorReader:
     device: torch.device
     dtype: torch.dtype
     step_kinds: StepKinds
+    keeps_mxfp4: bool
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
         return self.reader.read(name, shape).to(self.device, self.dtype)
@@ -307,7 +314,8 @@ class _TensorReader:
 
     def mlp(self, index: int) -> MlpWeights:
         if self.config.is_routed(index):
-            return ExpertReader(self.reader, self.config, self.device, self.dtype, self.step_kinds).layer(index)
+            common = (self.reader, self.config, self.device, self.dtype, self.step_kinds)
+            return ExpertReader(*common, keeps_mxfp4=self.keeps_mxfp4).layer(index)
         modules = self.config.modules
         prefix = f"model.layers.{index}.{'mlp' if modules is None else modules.mlp}"
         gate_up = self.fused(prefix, index, "gate_proj", "up_proj")

@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from graftwork.engine.quantization.weight import QuantizedWeight
+from graftwork.engine.quantization.weight import Codes, QuantizedWeight
 
 if TYPE_CHECKING:
     from graftwork.engine.quantization.cpu_products import CpuProducts
@@ -60,6 +60,9 @@ class StepKinds:
 
 class DeviceProducts(Protocol):
     """The products of one weight by kernels of a GPU."""
+
+    rounds_rows: ClassVar[bool]
+    """Whether the rows of x are rounded too."""
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -105,6 +108,11 @@ class QuantizedLinear:
     def has_kernels(self) -> bool:
         """Whether kernels of a GPU compute all rows of all quantised parts."""
         return self._has_kernels
+
+    @property
+    def kernels(self) -> "list[DeviceProducts]":
+        """The products of its parts by kernels of a GPU. Plain parts have none."""
+        return [part.kernels for part in self._parts if part.kernels is not None]
 
     def take_kernels(self, products: Callable[[QuantizedWeight], DeviceProducts]) -> None:
         """Lets kernels of a GPU compute the layer. Joins adjacent parts of one form, so that one launch computes them."""
@@ -261,6 +269,8 @@ class _Part:
 
 def _part(weight: LinearWeight, dtype: torch.dtype) -> _Part:
     if isinstance(weight, torch.Tensor) or weight.packed.device.type != "cpu" or find_spec("numba") is None:
+        return _Part(weight, dtype, None)
+    if weight.kind is Codes.FLOAT4:  # for kernels of a GPU alone: a CPU has such weights dense
         return _Part(weight, dtype, None)
     from graftwork.engine.quantization.cpu_products import CpuProducts
     from graftwork.engine.quantization.cpu_selftest import why_kernel_fails

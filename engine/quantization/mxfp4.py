@@ -18,8 +18,22 @@ def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
     blocks: uint8 [..., num_blocks, 16]; scales: uint8 [..., num_blocks].
     """
-    values = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=blocks.device)
-    halves = torch.stack([blocks & 0x0F, blocks >> 4], dim=-1).flatten(-2)  # [..., num_blocks, 32]
+    numbers = float4_values(nibbles_of(blocks)).view(*scales.shape, -1)  # [..., num_blocks, 32] fp32
+    return (numbers * powers_of_two(scales).unsqueeze(-1)).to(dtype).flatten(-2)
+
+
+def nibbles_of(blocks: torch.Tensor) -> torch.Tensor:
+    """Returns the codes of blocks, uint8 from 0 to 15: [..., num_blocks * 32]. blocks: uint8 [..., num_blocks, 16]."""
+    return torch.stack([blocks & 0x0F, blocks >> 4], dim=-1).flatten(-3)
+
+
+def float4_values(codes: torch.Tensor) -> torch.Tensor:
+    """Returns the fp32 number of each code, uint8 from 0 to 15, in the shape of `codes`."""
+    values = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=codes.device)
+    return values[codes.long()]
+
+
+def powers_of_two(scales: torch.Tensor) -> torch.Tensor:
+    """Returns 2 ** (number - 127) in fp32 for each number, uint8, in the shape of `scales`. 255 gives infinity."""
     exponents = scales.to(torch.int32) - _EXPONENT_BIAS
-    numbers = torch.ldexp(values[halves.long()], exponents.unsqueeze(-1))  # fp32
-    return numbers.to(dtype).flatten(-2)
+    return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)

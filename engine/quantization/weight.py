@@ -14,6 +14,8 @@ from enum import Enum
 import torch
 from torch.nn import functional
 
+from graftwork.engine.quantization.mxfp4 import float4_values, nibbles_of, powers_of_two
+
 BLOCK = 128
 """Rows of codes are padded to a multiple of this many."""
 LANES = 16
@@ -29,11 +31,18 @@ class Codes(Enum):
     INT8 = "int8"
     """From -128 to 127."""
     FLOAT8 = "float8_e4m3fn"
+    FLOAT4 = "float4_e2m1"
+    """From -6 to 6, two in a byte, with scales that are powers of two: MXFP4 (see mxfp4.py)."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether two codes are in a byte."""
+        return self in (Codes.INT4, Codes.FLOAT4)
 
     @property
     def block_bytes(self) -> int:
         """The bytes of BLOCK codes."""
-        return BLOCK // 2 if self is Codes.INT4 else BLOCK
+        return BLOCK // 2 if self.is_half else BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +51,9 @@ class QuantizedWeight:
 
     kind: Codes
     packed: torch.Tensor  # [out_features, blocks * block_bytes] uint8
-    """In INT4, word l of a block's sixteen 32-bit words has in its nibble j the code j * 16 + l of the block."""
-    scales: torch.Tensor  # [out_features, groups] fp32
-    """Rows are padded as codes are: a group of padding has the scale 0."""
+    """In INT4 and FLOAT4, word l of a block's sixteen 32-bit words has in its nibble j the code j * 16 + l of the block."""
+    scales: torch.Tensor  # [out_features, groups] fp32; in FLOAT4 uint8, of which the scale is 2 ** (number - 127)
+    """Rows are padded as codes are: a group of padding has the scale 0, or in FLOAT4 the smallest one."""
     zeros: torch.Tensor | None  # [out_features, groups] int16
     group_size: int
     """Columns of a group, as they are stored: 32, 64, 128, a larger power of two, or WHOLE_ROW."""
@@ -70,23 +79,30 @@ class QuantizedWeight:
     ) -> "QuantizedWeight":
         """Packs codes [out_features, in_features] of int8 or float8_e4m3fn, with scales and zeros [out_features, groups].
 
-        Columns are in the order in which they are to be stored.
+        Codes of FLOAT4 are uint8, from 0 to 15, and their scales uint8 too. Columns are in the order in which they are to
+        be stored.
         """
         in_features = codes.shape[1]
         bytes_ = functional.pad(codes.view(torch.uint8), (0, -in_features % BLOCK))
         missing = (0, -(-bytes_.shape[1] // group_size) - scales.shape[1])
+        are_powers = kind is Codes.FLOAT4
         return cls(
             kind=kind,
-            packed=_nibbles(bytes_) if kind is Codes.INT4 else bytes_.contiguous(),
-            scales=functional.pad(scales.float(), missing).contiguous(),
+            packed=_nibbles(bytes_) if kind.is_half else bytes_.contiguous(),
+            scales=functional.pad(scales if are_powers else scales.float(), missing).contiguous(),
             zeros=None
             if zeros is None or not zeros.any()
             else functional.pad(zeros.to(torch.int16), missing).contiguous(),
             group_size=group_size,
             in_features=in_features,
-            scale_dtype=scales.dtype,
+            scale_dtype=torch.float32 if are_powers else scales.dtype,
             order=order,
         )
+
+    @classmethod
+    def of_mxfp4(cls, blocks: torch.Tensor, scales: torch.Tensor) -> "QuantizedWeight":
+        """Packs a weight of MXFP4: blocks uint8 [out_features, num_blocks, 16], scales uint8 [out_features, num_blocks]."""
+        return cls.of(nibbles_of(blocks), scales, kind=Codes.FLOAT4, group_size=2 * blocks.shape[-1])
 
     @property
     def out_features(self) -> int:
@@ -138,20 +154,24 @@ class QuantizedWeight:
         return replace(first, packed=packed, scales=scales, zeros=zeros)
 
     def codes(self) -> torch.Tensor:
-        """Returns the codes in the stored order: [out_features, in_features] int8 or float8_e4m3fn."""
-        if self.kind is not Codes.INT4:
+        """Returns the codes in the stored order: [out_features, in_features] int8, float8_e4m3fn, or uint8 in FLOAT4."""
+        if not self.kind.is_half:
             dtype = torch.int8 if self.kind is Codes.INT8 else torch.float8_e4m3fn
             stored = _out_of_words(self.packed) if self.in_words else self.packed
             return stored[:, : self.in_features].view(dtype)
         words = self.packed.view(torch.int32).view(self.out_features, -1, 1, LANES)
         shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
         nibbles = ((words >> shifts) & 15).to(torch.int8).flatten(1)  # [out_features, blocks * 128]
-        return ((nibbles ^ 8) - 8)[:, : self.in_features]
+        codes = nibbles.view(torch.uint8) if self.kind is Codes.FLOAT4 else (nibbles ^ 8) - 8
+        return codes[:, : self.in_features]
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns the weight as the library that wrote it computes it, in `dtype`: [out_features, in_features]."""
         values = self.codes()
         groups = torch.arange(self.in_features, device=values.device) // self.group_size
+        if self.kind is Codes.FLOAT4:
+            products = float4_values(values) * powers_of_two(self.scales)[:, groups]
+            return self.sorted_back(products.to(dtype))
         if self.zeros is not None:
             values = values.to(torch.int16) - self.zeros[:, groups]
         products = (values.float() * self.scales[:, groups]).to(self.scale_dtype)

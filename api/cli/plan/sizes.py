@@ -10,12 +10,14 @@ from pathlib import Path
 
 from graftwork.engine.kv.transfer.layer_groups import request_bytes
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.model.experts import RouterScore
+from graftwork.engine.model.experts import MXFP4_BLOCK, RouterScore
 from graftwork.engine.model.projections import NARROW_TARGETS
 from graftwork.engine.quantization.scheme import Quantization
 from graftwork.platform.errors import InvalidRequest
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MXFP4_BITS = 4 + 8 / MXFP4_BLOCK
+"""The bits of a weight with its share of a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,11 @@ class ModelSizes:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights as they are served: the linear layers of a quantised checkpoint as codes and scales."""
+        """Bytes of the weights as they are served on a GPU: the linear layers of a quantised checkpoint as codes and scales."""
         quantization = self.model.quantization
         if quantization is None:
-            return self.parameters * self.item_bytes
+            plain = self.parameters - self._mxfp4_products
+            return plain * self.item_bytes + int(self._mxfp4_products * _MXFP4_BITS / 8)
         quantised = sum(self._quantised_products(layer, quantization) for layer in range(self.model.num_layers))
         quantised += sum(
             out * width
@@ -108,6 +111,15 @@ class ModelSizes:
         )
         plain = (self.parameters - quantised) * self.item_bytes
         return plain + int(quantised * quantization.bits_per_weight / 8)
+
+    @property
+    def _mxfp4_products(self) -> int:
+        """The weights of all experts, if they are MXFP4; else 0."""
+        experts = self.model.experts
+        if experts is None or not experts.is_mxfp4:
+            return 0
+        products = math.prod(experts.shapes.gate_up) + math.prod(experts.shapes.down)
+        return len(experts.shapes.layers) * experts.shapes.num_experts * products
 
     def _quantised_products(self, layer: int, quantization: Quantization) -> int:
         """Returns the weights of a layer that are served as codes: none of narrow layers, which are never rounded."""

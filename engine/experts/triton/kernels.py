@@ -6,6 +6,8 @@
     arrange_rows    a program gives the rows of one expert their places, and cuts them into tiles
     multiply_tiles  a program multiplies one tile with one block of its expert's outputs
 
+code_kernels.py multiplies the same tiles with experts whose weights are codes.
+
 A row is one token at one of its experts. Rows are sorted by expert, and within an expert by token. The number of programs
 follows from how many rows and experts there are, never from the choice: tiles that no expert needs are empty.
 """
@@ -82,6 +84,13 @@ def arrange_rows_kernel(
         place += sum_of(mine)
 
 
+@triton.jit
+def rows_of_tile(tile, tile_start, length, BLOCK_ROWS: tl.constexpr):
+    """Returns the rows of a tile, [BLOCK_ROWS, 1], and which of them it has: `length` of them."""
+    in_tile = tl.arange(0, BLOCK_ROWS)[:, None]
+    return (tl.load(tile_start + tile) + in_tile).to(tl.int64), in_tile < length
+
+
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
 def multiply_tiles_kernel(
     x,
@@ -115,20 +124,18 @@ def multiply_tiles_kernel(
     if length == 0:
         return
     expert = tl.load(tile_expert + tile)
-    in_tile = tl.arange(0, BLOCK_ROWS)
-    row_mask = in_tile < length
-    rows = (tl.load(tile_start + tile) + in_tile).to(tl.int64)
+    rows, row_mask = rows_of_tile(tile, tile_start, length, BLOCK_ROWS)
     columns = block * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     column_mask = columns < out_features
     weight = tl.multiple_of(tl.load(weights + expert).to(tl.pointer_type(WEIGHT_DTYPE)), ALIGNMENT)
-    x_rows = x + rows[:, None] * x_stride
+    x_rows = x + rows * x_stride
     weight_rows = weight + columns[None, :].to(tl.int64) * in_features
 
     total = tl.full((BLOCK_ROWS, BLOCK_OUT), 0.0, tl.float32)
     for first in range(0, in_features, BLOCK_IN):
         features = first + tl.arange(0, BLOCK_IN)
         feature_mask = features < in_features
-        x_block = tl.load(x_rows + features[None, :], mask=row_mask[:, None] & feature_mask[None, :], other=0.0)
+        x_block = tl.load(x_rows + features[None, :], mask=row_mask & feature_mask[None, :], other=0.0)
         weight_block = tl.load(
             weight_rows + features[:, None], mask=feature_mask[:, None] & column_mask[None, :], other=0.0
         )
@@ -140,5 +147,5 @@ def multiply_tiles_kernel(
     if HAS_BIAS:
         bias = tl.load(biases + expert).to(tl.pointer_type(WEIGHT_DTYPE))
         total += tl.load(bias + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    y_pointers = y + rows[:, None] * y_stride + columns[None, :]
-    tl.store(y_pointers, total.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+    y_pointers = y + rows * y_stride + columns[None, :]
+    tl.store(y_pointers, total.to(y.dtype.element_ty), mask=row_mask & column_mask[None, :])

@@ -31,12 +31,14 @@ class TileGrid:
     num_tokens: int
     num_chosen: int
     num_experts: int
+    only_rows: int | None = None
+    """The rows of every tile; None if their number follows from the step."""
 
     @classmethod
-    def of(cls, chosen: torch.Tensor, num_experts: int) -> "TileGrid":
+    def of(cls, chosen: torch.Tensor, num_experts: int, only_rows: int | None = None) -> "TileGrid":
         """Returns the grid for a choice of [num_tokens, num_chosen] experts."""
         num_tokens, num_chosen = chosen.shape
-        return cls(num_tokens, num_chosen, num_experts)
+        return cls(num_tokens, num_chosen, num_experts, only_rows)
 
     @property
     def num_rows(self) -> int:
@@ -44,6 +46,8 @@ class TileGrid:
 
     @property
     def tile_rows(self) -> int:
+        if self.only_rows is not None:
+            return self.only_rows
         small, large = TILE_ROWS
         return large if self.num_rows >= _MANY_ROWS * self.num_experts else small
 
@@ -126,15 +130,16 @@ class ExpertTable:
         for tensor in (*weights, *(biases or ())):
             if not tensor.is_contiguous() or tensor.dtype != first.dtype:
                 raise ValueError("the weights and biases of experts must be contiguous and of one dtype")
-
-        def addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-            return torch.tensor([one.data_ptr() for one in tensors], dtype=torch.int64, device=first.device)
-
         out_features, in_features = first.shape
         starts = (in_features * first.dtype.itemsize, *(one.data_ptr() for one in weights))
         alignment = 1 if any(start % _ALIGNED_BYTES for start in starts) else _ALIGNED_BYTES
-        own = addresses(weights), None if biases is None else addresses(biases)
+        own = addresses_of(weights), None if biases is None else addresses_of(biases)
         return cls(*own, out_features, in_features, first.dtype, alignment)
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns where some tensors of one device begin: int64, one for each."""
+    return torch.tensor([one.data_ptr() for one in tensors], dtype=torch.int64, device=tensors[0].device)
 
 
 def multiply_launch(x: torch.Tensor, y: torch.Tensor, table: ExpertTable, rows: TiledRows) -> Launch:

@@ -37,6 +37,48 @@ def round_rows_kernel(x, codes, row_scales, in_features, x_stride, code_stride, 
         tl.store(codes + row * code_stride + first + inner, float8_of(scaled), mask=mask)
 
 
+@triton.jit
+def sum_float8_blocks(
+    x_rows,  # the address of each row of x, [BLOCK_ROWS, 1]
+    weight_rows,  # the address of each output's codes, [1, BLOCK_OUT]
+    scales,
+    row_scales,  # the address of each row's scale, [BLOCK_ROWS, 1]
+    row_mask,
+    columns,  # [1, BLOCK_OUT]
+    column_mask,
+    first_block,
+    end_block,
+    in_features,
+    out_features,
+    GROUP: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+):
+    """Returns the products of some rows with the codes of some blocks, with all scales, in fp32: [BLOCK_ROWS, BLOCK_OUT]."""
+    inner = tl.arange(0, BLOCK)
+    shape: tl.constexpr = (BLOCK_ROWS, BLOCK_OUT)
+    spanned = tl.full(shape, 0.0, tl.float32)
+    for block in range(first_block, end_block):
+        features = block * BLOCK + inner
+        x_mask = row_mask if IS_WHOLE else row_mask & (features < in_features)[None, :]
+        own = tl.load(x_rows + features[None, :], mask=x_mask, other=0.0)
+        numbers = tl.load(weight_rows + features[:, None], mask=column_mask, other=0.0)
+        if UPCAST:
+            own, numbers = own.to(tl.float32), numbers.to(tl.float32)
+        summed = tl.dot(own, numbers)
+        if GROUP == 0:
+            spanned += summed
+        else:
+            scale = tl.load(scales + block // (GROUP // BLOCK) * out_features + columns, mask=column_mask, other=0.0)
+            spanned = tl.fma(summed, tl.broadcast_to(scale, shape), spanned)
+    if GROUP == 0:
+        spanned *= tl.load(scales + columns, mask=column_mask, other=0.0)
+    return spanned * tl.load(row_scales, mask=row_mask, other=0.0)
+
+
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
 def multiply_float8_kernel(
     x,  # float8_e4m3fn [num_rows, in_features]
@@ -74,31 +116,28 @@ def multiply_float8_kernel(
     row_mask = rows < num_rows
     columns = (out_block * BLOCK_OUT + tl.arange(0, BLOCK_OUT))[None, :]
     column_mask = columns < out_features
-    inner = tl.arange(0, BLOCK)
-    shape: tl.constexpr = (BLOCK_ROWS, BLOCK_OUT)
 
-    total = tl.full(shape, 0.0, tl.float32)
+    total = tl.full((BLOCK_ROWS, BLOCK_OUT), 0.0, tl.float32)
     for span in range(first_span, first_span + 1 if IS_PARALLEL else num_spans):
-        spanned = tl.full(shape, 0.0, tl.float32)
-        for block in range(span * span_blocks, tl.minimum((span + 1) * span_blocks, num_blocks)):
-            features = block * BLOCK + inner
-            x_mask = row_mask if IS_WHOLE else row_mask & (features < in_features)[None, :]
-            own = tl.load(x + rows * x_stride + features[None, :], mask=x_mask, other=0.0)
-            weight = packed + columns.to(tl.int64) * row_words + features[:, None]
-            numbers = tl.load(weight, mask=column_mask, other=0.0)
-            if UPCAST:
-                own, numbers = own.to(tl.float32), numbers.to(tl.float32)
-            summed = tl.dot(own, numbers)
-            if GROUP == 0:
-                spanned += summed
-            else:
-                scale = tl.load(
-                    scales + block // (GROUP // BLOCK) * out_features + columns, mask=column_mask, other=0.0
-                )
-                spanned = tl.fma(summed, tl.broadcast_to(scale, shape), spanned)
-        if GROUP == 0:
-            spanned *= tl.load(scales + columns, mask=column_mask, other=0.0)
-        spanned *= tl.load(row_scales + rows, mask=row_mask, other=0.0)
+        spanned = sum_float8_blocks(
+            x + rows * x_stride,
+            packed + columns.to(tl.int64) * row_words,
+            scales,
+            row_scales + rows,
+            row_mask,
+            columns,
+            column_mask,
+            span * span_blocks,
+            tl.minimum((span + 1) * span_blocks, num_blocks),
+            in_features,
+            out_features,
+            GROUP,
+            IS_WHOLE,
+            UPCAST,
+            BLOCK,
+            BLOCK_ROWS,
+            BLOCK_OUT,
+        )
         if IS_PARALLEL:
             total = spanned
         else:

@@ -22,7 +22,8 @@ from graftwork.engine.quantization.weight import BLOCK, Codes, QuantizedWeight
 
 TILE_ROWS = (16, 32)
 """The rows of a tile. Larger tiles would change the matrix instruction, and so the bits of a row."""
-_STEP_FEATURES = {Codes.INT4: 16, Codes.INT8: 32, Codes.FLOAT8: 32}
+STEP_FEATURES = {Codes.INT4: 16, Codes.FLOAT4: 16, Codes.INT8: 32, Codes.FLOAT8: 32}
+"""The features of one step: the codes of a block that have one place in their words."""
 _PROGRAMS = 512
 """So many programs of 16 rows keep a large device busy."""
 _MOST_SPANS = 8
@@ -39,7 +40,7 @@ class CodesTable:
 
     kind: Codes
     packed: torch.Tensor  # [out_features, row_words]: int8 for INT8, else int32 words
-    scales: torch.Tensor  # [groups, out_features] fp32
+    scales: torch.Tensor  # [groups, out_features] fp32, or uint8 in FLOAT4
     offsets: torch.Tensor | None  # [groups, out_features] fp32, - scale * zero point
     group_size: int
     in_features: int
@@ -77,6 +78,13 @@ class CodesTable:
     def has_one_group(self) -> bool:
         """Whether each output has one scale."""
         return len(self.scales) == 1
+
+    @property
+    def ends(self) -> str:
+        """With what a row of x ends: a whole block of codes, a whole step, or any feature."""
+        if self.in_features % BLOCK == 0:
+            return "block"
+        return "feature" if self.in_features % STEP_FEATURES[self.kind] else "step"
 
     @property
     def part_features(self) -> int:
@@ -138,7 +146,7 @@ class Product:
         sums = None
         if table.offsets is not None:
             sums = torch.empty(num_rows, table.num_parts, dtype=torch.float32, device=x.device)
-            yield _sum_launch(x, sums, table)
+            yield sum_launch(x, sums, table)
         if not is_parallel:
             yield self._multiply(plan, tile_rows, sums, y)
             return
@@ -173,11 +181,11 @@ class Product:
             "GROUP": 0 if table.has_one_group else table.group_size,
             "HAS_ZEROS": sums is not None,
             "HAS_BIAS": self.bias is not None and not is_parallel,
-            "IS_WHOLE": table.in_features % BLOCK == 0,
+            "ENDS": table.ends,
             "IS_PARALLEL": is_parallel,
-            "DTYPE": TRITON_DTYPES[_product_dtype(x)],
+            "DTYPE": TRITON_DTYPES[product_dtype(x)],
             "BLOCK": BLOCK,
-            "STEP_FEATURES": _STEP_FEATURES[table.kind],
+            "STEP_FEATURES": STEP_FEATURES[table.kind],
             "BLOCK_ROWS": tile_rows,
             "BLOCK_OUT": plan.block_out if tile_rows == TILE_ROWS[0] else plan.block_out // 2,
         }
@@ -220,7 +228,7 @@ def add_launch(
     return Launch(add_spans_kernel, grid, arguments, {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False})
 
 
-def _product_dtype(x: torch.Tensor) -> torch.dtype:
+def product_dtype(x: torch.Tensor) -> torch.dtype:
     """Returns the dtype in which codes are multiplied. Triton's interpreter multiplies no bf16."""
     return torch.float32 if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x.dtype
 
@@ -237,7 +245,8 @@ def check_fits(x: torch.Tensor, y: torch.Tensor, table: CodesTable) -> None:
         raise ValueError("the features of a row must be adjacent in memory: pass a contiguous x and y")
 
 
-def _sum_launch(x: torch.Tensor, sums: torch.Tensor, table: CodesTable) -> Launch:
+def sum_launch(x: torch.Tensor, sums: torch.Tensor, table: CodesTable) -> Launch:
+    """Returns the launch that sums x over the parts of a layer's features, for its zero points: fp32 [num_rows, num_parts]."""
     arguments: dict[str, Any] = {
         "x": x,
         "sums": sums,

@@ -6,6 +6,7 @@ nothing, so steps by CUDA graphs hold such layers.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -17,30 +18,36 @@ from graftwork.engine.quantization.weight import Codes, QuantizedWeight
 class CodeProducts:
     """The products of one quantised weight."""
 
+    rounds_rows: ClassVar[bool] = False
+
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = weight.for_kernels
-        self._table = CodesTable.of(self.weight)
+        self.table = CodesTable.of(self.weight)
+        """The weight as the kernels read it."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes besides those of the weight."""
-        return 0 if self._table.offsets is None else self._table.offsets.nbytes
+        return 0 if self.table.offsets is None else self.table.offsets.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
         """Writes x @ W.T + bias to y, [num_rows, out_features], for x [num_rows, in_features]."""
         if not len(x):
             return
         source = x.contiguous() if self.weight.order is None else x.index_select(1, self.weight.order)
-        for launch in Product(source, self._table, bias, y).launches():
+        for launch in Product(source, self.table, bias, y).launches():
             launch.run()
 
 
 class Float8Products:
     """The products of one weight of FLOAT8 with rows that are rounded to FLOAT8 too."""
 
+    rounds_rows: ClassVar[bool] = True
+
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = replace(weight, scales=weight.scales.t().contiguous().t())
-        self._table = CodesTable.of_float8(self.weight)
+        self.table = CodesTable.of_float8(self.weight)
+        """The weight as the kernels read it."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +58,7 @@ class Float8Products:
         """Writes rounded(x) @ W.T + bias to y, [num_rows, out_features], for x [num_rows, in_features]."""
         if not len(x):
             return
-        for launch in Float8Product(x.contiguous(), self._table, bias, y).launches():
+        for launch in Float8Product(x.contiguous(), self.table, bias, y).launches():
             launch.run()
 
 

@@ -19,7 +19,7 @@ _FEW, _MANY = 5, 4200
 """Rows of a small tile, and so many rows in large tiles that no spans are parallel."""
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest error, relative to the largest value: one rounding, and a margin for another order of the sums."""
-_FLOAT8_TOLERANCE = 2e-3
+FLOAT8_TOLERANCE = 2e-3
 """The same of products of float8 with float8, of whose sums Hopper's matrix units keep 13 bits within a block."""
 
 
@@ -39,7 +39,7 @@ def why_weight_kernels_fail(
 
 def _failure(form: QuantizedWeight, device: torch.device, dtype: torch.dtype, *, rounds_rows: bool) -> str | None:
     generator = torch.Generator().manual_seed(_SEED)
-    weight = _trial_weight(form, generator)
+    weight = trial_weight(form, (_OUT_FEATURES, _IN_FEATURES), generator)
     x = torch.randn(_MANY if device.type == "cuda" else _FEW * 7, _IN_FEATURES, generator=generator).to(dtype)
     products = products_of(rounds_rows=rounds_rows)(weight.to(device))
 
@@ -50,7 +50,7 @@ def _failure(form: QuantizedWeight, device: torch.device, dtype: torch.dtype, *,
 
     first, tolerance = x[:_FEW], _TOLERANCE[dtype]
     if rounds_rows and form.kind is Codes.FLOAT8:
-        first, tolerance = rounded_rows(first), max(tolerance, _FLOAT8_TOLERANCE)
+        first, tolerance = rounded_rows(first), max(tolerance, FLOAT8_TOLERANCE)
     exact = first.double() @ replace(weight, scale_dtype=torch.float64).dense(torch.float64).t()
     few = multiply(x[:_FEW])
     error = ((few.double() - exact).abs().max() / exact.abs().max()).item()
@@ -61,11 +61,18 @@ def _failure(form: QuantizedWeight, device: torch.device, dtype: torch.dtype, *,
     return None
 
 
-def _trial_weight(form: QuantizedWeight, generator: torch.Generator) -> QuantizedWeight:
-    """Returns a weight of random codes and scales, with groups and zero points as `form` has them."""
-    shape, group = (_OUT_FEATURES, _IN_FEATURES), form.group_size if form.group_size < _IN_FEATURES else WHOLE_ROW
-    groups = 1 if group == WHOLE_ROW else -(-_IN_FEATURES // group)
-    scales = 0.5 + torch.rand(_OUT_FEATURES, groups, generator=generator)
+def trial_weight(form: QuantizedWeight, shape: tuple[int, int], generator: torch.Generator) -> QuantizedWeight:
+    """Returns a weight of (out_features, in_features) with random codes and scales, and groups and zero points as `form` has
+    them.
+    """
+    out_features, in_features = shape
+    group = form.group_size if form.group_size < in_features else WHOLE_ROW
+    groups = 1 if group == WHOLE_ROW else -(-in_features // group)
+    if form.kind is Codes.FLOAT4:
+        codes = torch.randint(0, 16, shape, generator=generator, dtype=torch.int16).to(torch.uint8)
+        powers = torch.randint(125, 130, (out_features, groups), generator=generator, dtype=torch.int16)
+        return QuantizedWeight.of(codes, powers.to(torch.uint8), kind=form.kind, group_size=group)
+    scales = 0.5 + torch.rand(out_features, groups, generator=generator)
     if form.kind is Codes.FLOAT8:
         codes = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
         return QuantizedWeight.of(codes, scales, kind=form.kind, group_size=group)
@@ -73,7 +80,7 @@ def _trial_weight(form: QuantizedWeight, generator: torch.Generator) -> Quantize
     codes = torch.randint(-most, most, shape, generator=generator, dtype=torch.int16).to(torch.int8)
     zeros = None
     if form.zeros is not None:
-        zeros = torch.randint(-most, most + 1, (_OUT_FEATURES, groups), generator=generator, dtype=torch.int16)
+        zeros = torch.randint(-most, most + 1, (out_features, groups), generator=generator, dtype=torch.int16)
     return QuantizedWeight.of(codes, scales, zeros, kind=form.kind, group_size=group)
 
 

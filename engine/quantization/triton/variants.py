@@ -21,8 +21,8 @@ from graftwork.engine.quantization.weight import BLOCK, WHOLE_ROW, Codes
 _META = torch.device("meta")
 _ROWS = (1, 32, 1 << 16)
 """Numbers of rows for which tiles are small, large, and so many that no spans are parallel."""
-_FLOAT8_CAPABILITY = 89
-_WORD_CODES = {Codes.INT4: 8, Codes.INT8: 1, Codes.FLOAT8: 4}
+FLOAT8_CAPABILITY = 89
+_WORD_CODES = {Codes.INT4: 8, Codes.FLOAT4: 8, Codes.INT8: 1, Codes.FLOAT8: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class CodesForm:
         word = torch.int8 if self.kind is Codes.INT8 else torch.int32
         if self.rounds_rows:
             word = torch.float8_e4m3fn
-        scales = torch.empty(groups, out_features, dtype=torch.float32, device=_META)
+        scale_dtype = torch.uint8 if self.kind is Codes.FLOAT4 else torch.float32
+        scales = torch.empty(groups, out_features, dtype=scale_dtype, device=_META)
         packed = torch.empty(out_features, words, dtype=word, device=_META)
         return CodesTable(self.kind, packed, scales, scales if self.has_zeros else None, self.group_size, in_features)
 
@@ -73,7 +74,7 @@ class CodesForm:
             )
             product = (Float8Product if self.rounds_rows else Product)(x, table, bias, y[:, :out_features])
             for launch in product.launches():
-                least = _FLOAT8_CAPABILITY if launch.kernel is multiply_float8_kernel else 80
+                least = FLOAT8_CAPABILITY if launch.kernel is multiply_float8_kernel else 80
                 tile = launch.arguments.get("BLOCK_ROWS", "")
                 yield variant_of(f"{name} {tile}".rstrip(), launch, least_capability=least)
 
@@ -103,7 +104,10 @@ def weight_variants() -> Iterator[KernelVariant]:
 def served_weight_variants(
     model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False
 ) -> Iterator[KernelVariant]:
-    """Yields what an engine may launch for the quantised layers of a model. It has none if its weights are plain."""
+    """Yields what an engine may launch for the quantised layers of a model. It has none if its weights are plain.
+
+    Experts have kernels of their own (engine/experts/triton).
+    """
     if model.quantization is None:
         return
     scheme = model.quantization.scheme
@@ -122,8 +126,4 @@ def _layers(model: ModelConfig) -> Iterator[tuple[str, int, tuple[int, ...], boo
     targets = {group.name: group.targets for group in GROUPS}
     for (_, name), shape in group_shapes(model).items():
         yield name, shape.in_features, shape.widths, any(one in model.biased_targets for one in targets[name])
-    if model.experts is not None:
-        shapes = model.experts.shapes
-        for name, (out_features, in_features) in (("gate_up", shapes.gate_up), ("down", shapes.down)):
-            yield f"expert {name}", in_features, (out_features,), model.experts.has_biases
     yield "head", model.hidden_size, (model.vocab_size,), False

@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.model.mlp_weights import RoutedWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, RoutedWeights
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.parallel.ranks import check_divisible
+from graftwork.engine.quantization.linear import QuantizedLinear
 from graftwork.engine.quantization.mxfp4 import from_mxfp4
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.expert_families import EXPERT_FAMILIES
+from tests.engine.mxfp4_checkpoints import make_mxfp4
 
 Tensors = dict[str, torch.Tensor]
 
@@ -51,10 +53,14 @@ def rewrite(folder: Path, change: Callable[[Tensors], None] = lambda tensors: No
     return folder
 
 
-def experts_of(weights: DecoderWeights, layer: int) -> list[torch.Tensor]:
+def linears_of(weights: DecoderWeights, layer: int) -> list[AnyLinear]:
     routed = weights.layers[layer].mlp
     assert isinstance(routed, RoutedWeights)
-    return [linear.weight for expert in routed.experts for linear in expert.linears]
+    return [linear for expert in routed.experts for linear in expert.linears]
+
+
+def experts_of(weights: DecoderWeights, layer: int) -> list[torch.Tensor]:
+    return [linear.weight for linear in linears_of(weights, layer)]
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "glm4-moe"])
@@ -81,38 +87,40 @@ def test_mxfp4_is_dequantised_as_transformers_does() -> None:
     assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
 
 
+def small_gpt_oss() -> GptOssConfig:
+    settings = EXPERT_FAMILIES["gpt-oss"].to_dict() | {"hidden_size": 64, "intermediate_size": 32}
+    return GptOssConfig(**settings)
+
+
 def test_a_checkpoint_in_mxfp4_has_the_weights_of_its_plain_form(tmp_path: Path) -> None:
     """gpt-oss as published: blocks and scales in place of the experts' weights, with biases beside them."""
-    config = type(EXPERT_FAMILIES["gpt-oss"])(
-        **EXPERT_FAMILIES["gpt-oss"].to_dict() | {"hidden_size": 64, "intermediate_size": 32}
-    )
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    generator = torch.Generator().manual_seed(5)
-    packed, plain = Tensors(), Tensors()
-    for layer in range(3):
-        for name, rows, columns in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
-            sizes = (4, rows, columns // 32)
-            blocks = torch.randint(0, 256, (*sizes, 16), generator=generator, dtype=torch.uint8)
-            scales = torch.randint(120, 130, sizes, generator=generator, dtype=torch.uint8)
-            full = f"model.layers.{layer}.mlp.experts.{name}"
-            packed |= {f"{full}_blocks": blocks, f"{full}_scales": scales}
-            plain[full] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    for folder, tensors in ((tmp_path / "plain", plain), (tmp_path / "packed", packed)):
-        model.save_pretrained(folder)
-        rewrite(folder, lambda found, tensors=tensors: replace_experts(found, tensors))  # type: ignore[misc]
-    rewrite(tmp_path / "packed", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    plain, packed = make_mxfp4(tmp_path, small_gpt_oss())
 
-    one, other = (experts_of(loaded(tmp_path / name), 2) for name in ("plain", "packed"))
+    one, other = (experts_of(loaded(folder), 2) for folder in (plain, packed))
 
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     with pytest.raises(InvalidRequest, match="gate_up_proj_blocks"):
-        loaded(rewrite(tmp_path / "plain", quantization_config={"quant_method": "mxfp4"}))
+        loaded(rewrite(plain, quantization_config={"quant_method": "mxfp4"}))
 
 
-def replace_experts(found: Tensors, tensors: Tensors) -> None:
-    for name in [name for name in found if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        del found[name]
-    found.update(tensors)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mxfp4_that_stays_as_codes_has_the_same_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Kept for kernels, experts have the dense values bit by bit, the same biases, and four bits and a quarter a weight."""
+    _, packed = make_mxfp4(tmp_path, small_gpt_oss())
+    config = read_model_config(packed)
+    dense, kept = (
+        load_decoder_weights(open_weights(packed, config), config, torch.device("cpu"), dtype, keeps_mxfp4=keeps)
+        for keeps in (False, True)
+    )
+
+    for one, other in zip(linears_of(dense, 2), linears_of(kept, 2), strict=True):
+        assert isinstance(other, QuantizedLinear)
+        assert torch.equal(other.weight, one.weight)
+        assert one.bias is not None
+        assert other.bias is not None
+        assert torch.equal(other.bias, one.bias)
+        num_blocks = -(-one.in_features // 128)
+        assert other.num_bytes == one.out_features * num_blocks * (64 + 4) + one.bias.nbytes
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ MODULES = tuple(
         *(f"kernels.{name}" for name in ("blocks", "codes", "norm", "activation", "angles", "rotary", "take_tokens")),
         *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
         *(f"lora.triton.{name}" for name in ("selftest", "backend")),
-        *(f"experts.triton.{name}" for name in ("kernels", "launch", "backend", "selftest")),
+        *(f"experts.triton.{name}" for name in ("kernels", "launch", "code_kernels", "code_launch", "products")),
+        *(f"experts.triton.{name}" for name in ("float8_launch", "backend", "selftest")),
         *(f"quantization.triton.{name}" for name in ("kernels", "launch", "products", "selftest")),
         *(f"quantization.triton.{name}" for name in ("float8_kernels", "float8_launch")),
         *(
@@ -26,6 +27,7 @@ USED_BY_ENGINES = tuple(
         "lora.triton.selftest",
         "lora.triton.backend",
         "experts.triton.backend",
+        "experts.triton.products",
         "experts.triton.selftest",
         "quantization.triton.products",
         "quantization.triton.selftest",

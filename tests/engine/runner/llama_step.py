@@ -13,6 +13,8 @@ from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.sampling import RollingWindow, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
+from graftwork.engine.experts.triton.backend import TritonExperts
+from graftwork.engine.experts.triton.variants import mxfp4
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
 from graftwork.engine.kv.transfer.kv_format import kv_format
@@ -23,8 +25,9 @@ from graftwork.engine.lora.triton.backend import build_triton_lora
 from graftwork.engine.model.batch_invariance import BatchInvariance
 from graftwork.engine.model.block import NormKind, StreamsSpec
 from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.experts import ExpertsConfig
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights
+from graftwork.engine.model.mlp_weights import AnyLinear, DenseWeights, RoutedWeights
 from graftwork.engine.model.part_weights import LayerStreamWeights, StreamWeights
 from graftwork.engine.model.projections import GroupShape, group_shapes, stored_inputs, stored_width
 from graftwork.engine.model.rope_config import RopeConfig
@@ -72,16 +75,53 @@ PAGE_TOKENS, NUM_FRAMES, MAX_REQUESTS = 16, 4096, 64
 
 def linear(model: ModelConfig, dtype: torch.dtype, *shape: int, rounds_rows: bool = False) -> AnyLinear:
     """A layer of (out_features, in_features): plain, or with codes that kernels read if the model is quantised."""
-    if model.quantization is None:
-        return Linear(torch.empty(shape, dtype=dtype, device=DEVICE))
-    form = CodesForm.of(model.quantization.scheme, shape[1], dtype)
-    table, scale_dtype = form.table(*shape), dtype
+    scheme = None if model.quantization is None else model.quantization.scheme
+    return linear_of(
+        None if scheme is None else CodesForm.of(scheme, shape[1], dtype), dtype, shape, rounds_rows=rounds_rows
+    )
+
+
+def linear_of(
+    form: CodesForm | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    *,
+    has_bias: bool = False,
+    rounds_rows: bool = False,
+) -> AnyLinear:
+    """A layer of (out_features, in_features), plain or with codes of one form."""
+    bias = torch.empty(shape[0], dtype=dtype, device=DEVICE) if has_bias else None
+    if form is None:
+        return Linear(torch.empty(shape, dtype=dtype, device=DEVICE), bias)
+    table = form.table(shape[0], shape[1])
     zeros = torch.empty(shape[0], len(table.scales), dtype=torch.int16, device=DEVICE) if form.has_zeros else None
     packed = table.packed.view(torch.uint8)
-    weight = QuantizedWeight(form.kind, packed, table.scales.t(), zeros, form.group_size, shape[1], scale_dtype)
-    made = QuantizedLinear([weight], None, dtype, StepKinds())
+    weight = QuantizedWeight(form.kind, packed, table.scales.t(), zeros, form.group_size, shape[1], dtype)
+    made = QuantizedLinear([weight], bias, dtype, StepKinds())
     made.take_kernels(products_of(rounds_rows=rounds_rows))
     return made
+
+
+def routed_weights(
+    model: ModelConfig, experts: ExpertsConfig, dtype: torch.dtype, *, rounds_rows: bool = False
+) -> RoutedWeights:
+    """A routed layer without a shared expert. Its experts are plain, or codes as the model says."""
+    shapes, scheme = experts.shapes, None if model.quantization is None else model.quantization.scheme
+
+    def projection(shape: tuple[int, int]) -> AnyLinear:
+        form = mxfp4(dtype) if experts.is_mxfp4 else None
+        form = form if scheme is None else CodesForm.of(scheme, shape[1], dtype)
+        return linear_of(form, dtype, shape, has_bias=experts.has_biases, rounds_rows=rounds_rows)
+
+    router = (max(shapes.num_experts, 16), shapes.hidden_size)
+    return RoutedWeights(
+        router=linear_of(None, dtype, router, has_bias=experts.has_biases),  # type: ignore[arg-type]
+        correction=None,
+        experts=tuple(
+            DenseWeights(projection(shapes.gate_up), projection(shapes.down)) for _ in range(shapes.num_experts)
+        ),
+        shared=None,
+    )
 
 
 def weights(model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False) -> DecoderWeights:
@@ -90,7 +130,9 @@ def weights(model: ModelConfig, dtype: torch.dtype, *, rounds_rows: bool = False
     multiplied = partial(linear, model, dtype, rounds_rows=rounds_rows)
     return DecoderWeights(
         embedding=empty(vocab, hidden),
-        layers=tuple(layer_weights(model, layer, dtype, multiplied) for layer in range(model.num_layers)),
+        layers=tuple(
+            layer_weights(model, layer, dtype, multiplied, rounds_rows=rounds_rows) for layer in range(model.num_layers)
+        ),
         layer_shapes=tuple(map(model.layer_shapes, range(model.num_layers))),
         norm=norm_weights(model, dtype),
         head=Linear(empty(vocab, hidden)),
@@ -106,7 +148,7 @@ def norm_weights(model: ModelConfig, dtype: torch.dtype, *shape: int) -> torch.T
 
 
 def layer_weights(
-    model: ModelConfig, layer: int, dtype: torch.dtype, multiplied: Callable[..., AnyLinear]
+    model: ModelConfig, layer: int, dtype: torch.dtype, multiplied: Callable[..., AnyLinear], *, rounds_rows: bool
 ) -> LayerWeights:
     hidden, inner, query = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
     norm = partial(norm_weights, model, dtype)
@@ -118,7 +160,9 @@ def layer_weights(
         qk_norm=norm(num_normed, model.head_dim) if model.has_qk_norm else None,
         output=multiplied(hidden, query),
         mlp_norm=norm(),
-        mlp=DenseWeights(multiplied(2 * inner, hidden), multiplied(hidden, inner)),
+        mlp=DenseWeights(multiplied(2 * inner, hidden), multiplied(hidden, inner))
+        if model.experts is None
+        else routed_weights(model, model.experts, dtype, rounds_rows=rounds_rows),
         attention_post_norm=None if model.block.norms.after_attention is None else norm(),
         mlp_post_norm=None if model.block.norms.after_mlp is None else norm(),
         streams=None if model.streams is None else layer_stream_weights(model, model.streams, dtype),
@@ -237,7 +281,7 @@ class LlamaRunner:
         cache = KvCache(model, memory, PAGE_TOKENS, dtype, form)
         rotary = RotaryTables.of(model, DEVICE)
         own = weights(model, dtype, rounds_rows=rounds_rows)
-        decoder = Decoder(model, own, TritonRowOps(model, rotary, cache), lambda: None)
+        decoder = Decoder(model, own, TritonRowOps(model, rotary, cache), lambda: None, experts=TritonExperts)
         rules = BatchInvariance.of(dtype)
         lora = build_triton_lora(model, 128, dtype, DEVICE, TorchLora(PackCache(0, rules.min_columns), rules))
         pool: Any = Adapters(adapters)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GptOssConfig
 
 from graftwork.api.cli.plan.energy import EnergyReading, energy_between, read_energy
 from graftwork.api.cli.plan.planner import BUSY_SHARE, Demand, make_plan
@@ -21,6 +21,7 @@ from tests.api.cli.conftest import Graftwork
 from tests.engine.expert_families import EXPERT_FAMILIES
 from tests.engine.families import FAMILIES
 from tests.engine.hybrid_families import HYBRID_FAMILIES
+from tests.engine.mxfp4_checkpoints import make_mxfp4
 
 DEMO = Path("demo/model")
 LLAMA_8B = {
@@ -72,6 +73,14 @@ def test_weights_of_experts_are_those_of_the_file(tmp_path: Path, name: str) -> 
 
     assert sizes.weights_bytes == stored_bytes(tmp_path / "model.safetensors")
     assert 0 < sizes.token_flops < 2 * sizes.parameters
+
+
+def test_experts_in_mxfp4_have_the_bytes_of_the_file(tmp_path: Path) -> None:
+    """Experts that stay as codes count with four bits and a quarter for each weight, as the file has them."""
+    settings = EXPERT_FAMILIES["gpt-oss"].to_dict() | {"hidden_size": 64, "intermediate_size": 32}
+    _, packed = make_mxfp4(tmp_path, GptOssConfig(**settings))
+
+    assert ModelSizes.read(packed).weights_bytes == stored_bytes(packed / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["gemma3n", "gemma3n-wide"])

@@ -25,9 +25,9 @@ def random_choice(num_tokens: int, num_chosen: int, num_experts: int, seed: int)
     return popular.topk(num_chosen, dim=1).indices
 
 
-def arranged(launch: ModuleType, chosen: torch.Tensor, num_experts: int) -> Any:
+def arranged(launch: ModuleType, chosen: torch.Tensor, num_experts: int, tile_rows: int | None = None) -> Any:
     """The rows of a choice. Their memory holds wrong numbers before."""
-    rows = launch.empty_rows(launch.TileGrid.of(chosen, num_experts), CPU)
+    rows = launch.empty_rows(launch.TileGrid.of(chosen, num_experts, tile_rows), CPU)
     for memory in (rows.tokens, rows.places, rows.tile_expert, rows.tile_start, rows.tile_length):
         memory.fill_(2**30)
     for one in launch.arrange_launches(chosen, rows):

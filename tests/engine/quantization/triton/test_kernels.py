@@ -28,8 +28,12 @@ def product(
     return y
 
 
-@pytest.mark.parametrize("kind", Codes)
-@pytest.mark.parametrize("group", [32, 64, 128, 256, WHOLE_ROW])
+GROUPS = [(kind, group) for kind in Codes for group in (32, 64, 128, 256, WHOLE_ROW)]
+"""Kinds of codes and sizes of groups. Powers of two are never one for a whole row."""
+GROUPS = [one for one in GROUPS if one not in ((Codes.FLOAT4, 256), (Codes.FLOAT4, WHOLE_ROW))]
+
+
+@pytest.mark.parametrize(("kind", "group"), GROUPS)
 @pytest.mark.parametrize(("width", "rows"), [(160, 3), (1024, 17), (1376, 2)])
 def test_products_are_those_of_the_values(
     interpreted: dict[str, ModuleType], kind: Codes, group: int, width: int, rows: int
@@ -103,6 +107,40 @@ def test_every_integer_of_four_bits_is_exact(interpreted: dict[str, ModuleType],
         nibbles = (words.long() >> (4 * step)) % 16
         assert torch.equal(found, torch.where(nibbles < 8, nibbles, nibbles - 16).to(dtype))
         assert len(set(found.tolist())) == 16
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_every_float4_is_exact(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
+    """In every dtype each nibble of a word becomes the number of float4_e2m1 that the OCP's table gives it, when torch corrects
+    the exponent."""
+    words, power = random_words(), 2.0 ** (14 if dtype == torch.float16 else 126)
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    table = torch.cat([table, -table]).to(dtype)
+
+    for step in range(8):
+        found = bits_of(interpreted["code_kernel"], words, step, Codes.FLOAT4, dtype).float() * power
+
+        expected = table[(words.long() >> (4 * step)) % 16]
+        assert torch.equal(found.to(dtype), expected)
+        assert len(set(found.tolist())) == 15  # both zeros are one
+
+
+def test_every_power_of_two_is_exact(interpreted: dict[str, ModuleType]) -> None:
+    """Each exponent of a group becomes the scale that a dense weight has, from 2 ** -127 to infinity."""
+    exponents, scales = torch.arange(256, dtype=torch.uint8), torch.empty(256)
+
+    Launch(
+        interpreted["code_kernel"].write_scales_kernel,
+        (1,),
+        {"stored": exponents, "scales": scales, "KIND": Codes.FLOAT4.value, "SIZE": 256},
+        {},
+    ).run()
+
+    expected = [2.0 ** (exponent - 127) for exponent in range(255)]
+    assert scales[:255].tolist() == expected
+    assert scales[255] == torch.inf
+    weight = QuantizedWeight.of_mxfp4(torch.full((255, 1, 16), 2, dtype=torch.uint8), exponents[:255, None])
+    assert weight.dense(torch.float32)[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("kind", Codes)

@@ -37,7 +37,7 @@ def test_parts_of_one_form_are_joined_and_keep_their_values(interpreted: dict[st
     assert torch.equal(own.weight, plain.weight)
     assert torch.equal(own.rows(60, 75)[0], plain.rows(60, 75)[0])
     assert (own.out_features, own.in_features) == (112, 160)
-    offsets = 0 if kind is Codes.FLOAT8 else 4 * 112 * 8  # groups of two whole blocks
+    offsets = 0 if kind in (Codes.FLOAT8, Codes.FLOAT4) else 4 * 112 * 8  # groups of two whole blocks
     assert own.num_bytes == own.quantized[0].num_bytes + offsets + bias.nbytes
     exact = x.double() @ plain.weight.double().t() + bias.double()
     torch.testing.assert_close(own(x).double(), exact, atol=3e-6 * float(exact.abs().max()), rtol=0)

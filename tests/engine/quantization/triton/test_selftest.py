@@ -24,7 +24,8 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 @pytest.mark.parametrize("kind", Codes)
 def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], kind: Codes, dtype: torch.dtype) -> None:
     """The kernels pass the self-test for every kind of codes, in every served dtype."""
-    form = random_weight(kind, 4, 256, 128 if kind is Codes.INT4 else WHOLE_ROW)
+    groups = {Codes.INT4: 128, Codes.FLOAT4: 32}
+    form = random_weight(kind, 4, 256, groups.get(kind, WHOLE_ROW))
 
     assert interpreted["selftest"].why_weight_kernels_fail(form, CPU, dtype) is None
 
