@@ -1,20 +1,16 @@
-"""Keeps a process to some of the machine's cores, so that another one need not share its own, and lets threads give way.
+"""Keeps a process to some of the machine's cores, so that another one need not share its own.
 
 Owns nothing. Only Linux can do this. A thread takes the cores of the thread that starts it, so call these functions
 before a process has started its threads.
 """
 
 import os
-import sys
-import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from graftwork.platform.errors import InvalidRequest
 
 _SETTING = "engine_cores"
-_NICENESS = 5
-"""That of a thread that gives way: it gets a third of the time of a thread that does not."""
 
 
 def run_on_engine_cores(cores: Collection[int]) -> None:
@@ -54,17 +50,6 @@ def beside_engine_cores(cores: Collection[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def give_way() -> None:
-    """Lets other threads and processes go before the calling thread, until it ends: it gets the cores that they leave.
-
-    The threads that it starts give way too. Does nothing on systems other than Linux, whose threads have no priority of
-    their own.
-    """
-    if sys.platform.startswith("linux"):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def last_core() -> int | None:

@@ -24,7 +24,6 @@ from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.model.weight_reader import TensorSource
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.quantization.scheme import round_to_nearest
-from graftwork.platform.cores import give_way
 from graftwork.platform.errors import InvalidRequest
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -204,7 +203,6 @@ class ModelReading:
 
     def _load(self, found: "Future[DecoderWeights]") -> None:
         config = self._config
-        give_way()  # to the thread that imports code
         try:
             torch.set_num_threads(config.threads)
             model, device = read_served_model(config), choose_device(config.device)

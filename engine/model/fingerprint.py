@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from graftwork.platform.cores import give_way
 from graftwork.platform.errors import InvalidRequest
 
 _THREADS = 4
@@ -65,8 +64,7 @@ def fingerprint(folder: Path, rounding: str | None = None) -> str:
 
 
 def _digest_all(waiting: "SimpleQueue[tuple[Path, Future[bytes]]]") -> None:
-    """Digests the files of a queue until it is empty. Gives way to the thread that imports code, which waits for this last."""
-    give_way()
+    """Digests the files of a queue until it is empty."""
     while not waiting.empty():
         try:
             path, found = waiting.get_nowait()

@@ -46,7 +46,6 @@ from graftwork.engine.model.weight_reader import (
     skip_zero_bias,
 )
 from graftwork.engine.quantization.linear import LinearWeight, QuantizedLinear, StepKinds
-from graftwork.platform.cores import give_way
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -192,7 +191,7 @@ def load_decoder_weights(
     """
     tensors = _TensorReader(reader, config, device, dtype, StepKinds())
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    with ThreadPoolExecutor(loading_threads(), "weights", give_way) as threads:
+    with ThreadPoolExecutor(loading_threads(), thread_name_prefix="weights") as threads:
         try:
             layers = tuple(threads.map(tensors.packed_layer, range(config.num_layers)))
         except BaseException:

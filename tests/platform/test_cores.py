@@ -80,28 +80,3 @@ def test_cores_that_cannot_be_read_are_refused(text: str) -> None:
     """What is no list of cores raises ValueError."""
     with pytest.raises(ValueError, match="give numbers of cores"):
         parse_cores(text)
-
-
-def test_a_thread_that_gives_way_is_alone_in_it() -> None:
-    """The thread has a lower priority than before, and so have threads that it starts; the other threads keep theirs."""
-    code = """
-import threading
-from graftwork.platform.cores import give_way
-def niceness():
-    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-found = []
-def run():
-    give_way()
-    found.append(niceness())
-    later = threading.Thread(target=lambda: found.append(niceness()))
-    later.start()
-    later.join()
-before = niceness()
-thread = threading.Thread(target=run)
-thread.start()
-thread.join()
-print(found[0] > before, found[0] == found[1], niceness() == before)"""
-
-    done = subprocess.run([sys.executable, "-c", "import os" + code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.split() == ["True"] * 3
