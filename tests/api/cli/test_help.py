@@ -205,7 +205,7 @@ def test_a_command_after_an_option_is_found(tmp_path: Path) -> None:
 def test_an_unknown_command_is_told_from_its_neighbours() -> None:
     """A misspelt command is a usage error that names the one that was meant."""
     done = subprocess.run(
-        [sys.executable, "-m", "graftwork.api.cli.main", "tennants"],
+        [sys.executable, "-m", "graftwork.api.cli.main", "tenant"],
         check=False,
         capture_output=True,
         text=True,
