@@ -10,6 +10,9 @@ by as many threads as there are files, also after a drop. A start is from the sp
 
     limit = bytes / bandwidth + 3 s
 
+On a machine with other work, compare the processor time until then: that of all threads, and that of the main thread, which
+imports and builds one after the other.
+
 Checkouts take turns within each round, and each round begins with another. The first start of each is not counted: it
 compiles, measures, and writes its caches.
 """
@@ -48,6 +51,10 @@ class Start:
     checkout: str
     round_number: int
     seconds: float
+    cpu_s: float
+    """Processor time of the process until it was ready."""
+    main_thread_s: float
+    """The part of it that its main thread took."""
     limit_s: float
     bytes_per_s: float
     """The disk's bandwidth in this round."""
@@ -131,8 +138,16 @@ def bandwidth(files: Sequence[Path]) -> float:
         return total / (time.perf_counter() - started)
 
 
-def start(checkout: Checkout, model: Path, data: Path) -> tuple[float, dict[str, float]]:
-    """Starts an engine and ends it. Returns the seconds until it was ready, and those of its phases."""
+def worked_s(stat: Path) -> float:
+    """The processor time of a process or a thread, from its file in /proc."""
+    fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def start(checkout: Checkout, model: Path, data: Path) -> tuple[float, float, float, dict[str, float]]:
+    """Starts an engine and ends it. Returns the seconds until it was ready, the processor time of the process and of its
+    main thread until then, and the seconds of its phases.
+    """
     log = data / "engine.log"
     log.unlink(missing_ok=True)
     options = ["--model", str(model), "--data-dir", str(data), "--listen", f"unix:{data / 'engine.sock'}"]
@@ -148,7 +163,9 @@ def start(checkout: Checkout, model: Path, data: Path) -> tuple[float, dict[str,
                 if '"engine_start"' in line and line.endswith("}"):
                     found = json.loads(line)
                     seconds = time.perf_counter() - began
-                    return seconds, {name: value for name, value in found.items() if name.endswith("_s")}
+                    process_folder = Path(f"/proc/{process.pid}")
+                    worked = worked_s(process_folder / "stat"), worked_s(process_folder / f"task/{process.pid}/stat")
+                    return seconds, *worked, {name: value for name, value in found.items() if name.endswith("_s")}
             if process.poll() is not None:
                 break
             time.sleep(_POLL_S)
@@ -172,19 +189,31 @@ def measure(checkouts: Sequence[Checkout], model: Path, folder: Path, starts: in
         for checkout in [*checkouts[first:], *checkouts[:first]]:
             speed = bandwidth(files)
             drop(files)
-            seconds, phases = start(checkout, model, data[checkout.root])
-            found.append(Start(checkout.name, round_number, seconds, num_bytes / speed + _ALLOWED_S, speed, phases))
-            print(f"{checkout.name}: {seconds:.2f} s, limit {found[-1].limit_s:.2f} s", file=sys.stderr, flush=True)
+            seconds, cpu_s, main_thread_s, phases = start(checkout, model, data[checkout.root])
+            limit_s = num_bytes / speed + _ALLOWED_S
+            found.append(Start(checkout.name, round_number, seconds, cpu_s, main_thread_s, limit_s, speed, phases))
+            print(f"{checkout.name}: {seconds:.2f} s ({cpu_s:.2f} s CPU), limit {limit_s:.2f} s", file=sys.stderr)
     return found
 
 
 def show(starts: Sequence[Start]) -> None:
     """Medians over the rounds, and the worst ratio to the limit."""
     phases = sorted({name for one in starts for name in one.phases})
-    table = Table("checkout", "ready", "limit", "worst of limit", "disk", *(name.removesuffix("_s") for name in phases))
+    table = Table(
+        "checkout",
+        "ready",
+        "CPU",
+        "main thread",
+        "limit",
+        "worst of limit",
+        "disk",
+        *(name.removesuffix("_s") for name in phases),
+    )
     for name in dict.fromkeys(one.checkout for one in starts):
         own = [one for one in starts if one.checkout == name]
         cells = [f"{statistics.median(one.seconds for one in own):.2f} s"]
+        cells += [f"{statistics.median(one.cpu_s for one in own):.2f} s"]
+        cells += [f"{statistics.median(one.main_thread_s for one in own):.2f} s"]
         cells += [f"{statistics.median(one.limit_s for one in own):.2f} s"]
         cells += [f"{max(one.seconds / one.limit_s for one in own):.2f}"]
         cells += [f"{statistics.median(one.bytes_per_s for one in own) / 1e9:.2f} GB/s"]

@@ -11,7 +11,8 @@ import ctypes
 import gc
 import mmap
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _M_MMAP_THRESHOLD = -3
@@ -30,6 +31,20 @@ def give_memory_back() -> None:
     """Returns all freed memory to the system. Takes milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def without_collections() -> Generator[None]:
+    """Makes Python collect no garbage in the block, which imports code: that makes objects by the hundred thousand and hardly
+    any garbage, and looking for it takes a fifth of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def make_full_collections_rare() -> None:

@@ -278,10 +278,13 @@ def test_the_architecture_page_describes_every_room() -> None:
         ("import graftwork; graftwork.Graftwork", ("torch", "fastapi", "sqlalchemy", "transformers", "grpc", "redis")),
         ("import graftwork.engine.scheduler.scheduler", ("torch", "fastapi", "sqlalchemy")),
         ("import graftwork.engine.build.engine", ("numba", "triton", "fastapi", "sqlalchemy")),
+        ("import graftwork.api.server.serve", ("torch", "fastapi", "sqlalchemy", "pydantic", "redis")),
+        ("import graftwork.api.server.engine_probe", ("torch", "fastapi", "sqlalchemy", "pydantic")),
     ],
 )
 def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str, ...]) -> None:
-    """The gateway loads no torch, the SDK no server, the scheduler neither, and an engine no kernels at first."""
+    """The gateway loads no torch, the SDK no server, the scheduler neither, an engine no kernels at first, `serve` no gateway
+    before its engine starts, and a probe no database."""
     loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
 
     assert loaded == "[]"

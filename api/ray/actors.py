@@ -15,7 +15,8 @@ from typing import Any, cast
 from graftwork.api.ray.engine_keeper import EngineKeeper, KeeperState
 from graftwork.api.ray.engine_spec import EngineSpec
 from graftwork.api.ray.supervisor import EngineStatus, Supervisor, Wanted
-from graftwork.api.server.fleets import LeasedMembers, engine_connection
+from graftwork.api.server.engine_probe import engine_connection
+from graftwork.api.server.fleets import LeasedMembers
 from graftwork.api.server.served_model import shown_model_name
 from graftwork.engine.fleet.membership import Membership
 from graftwork.platform.clock import SystemClock

@@ -1,4 +1,4 @@
-"""Makes an engine's process known to gateways: with an epoch of its supervisor, or with a lease in the database.
+"""Makes an engine's process known to gateways by a lease in the database.
 
     claim ──► serve ──► renew, again and again ──(draining, and nothing runs)──► end the process in good order
                                 └──(SIGTERM)──► draining
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from graftwork.engine.fleet.members import version_of
 from graftwork.platform.database import Database
 from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
-from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
 from graftwork.platform.settings.settings import Settings
 
@@ -36,17 +35,6 @@ _DRAIN_LOOK_S = 1.0
 """Seconds between two looks at an engine that drains. Gateways read the leases as often."""
 _IDLE_LOOKS = 2
 """How many renewals in a row find a draining engine idle before it ends. Gateways learn of a drain within a second."""
-
-
-def with_epoch(epoch: int | None, generation: int = FIRST_GENERATION) -> "Membership":
-    """Returns a membership for an engine without a lease of its own. `epoch` is what its supervisor has given it."""
-
-    @asynccontextmanager
-    async def joined(server: "EngineServer") -> AsyncGenerator[None]:
-        server.join(epoch, generation)
-        yield
-
-    return joined
 
 
 def leased(settings: Settings, listen: str) -> "Membership":

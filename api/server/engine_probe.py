@@ -1,7 +1,7 @@
-"""Asks an engine for one token, to see that it really computes.
+"""Connects to an engine, and asks it for one token, to see that it really computes.
 
-Used by `graftwork probe`, which is an engine's readiness probe on Kubernetes. A port that accepts connections, or a
-process that lives, proves nothing: the device may be lost, or the loop stuck.
+The token is for `graftwork probe`, which is an engine's readiness probe on Kubernetes. A port that accepts connections, or
+a process that lives, proves nothing: the device may be lost, or the loop stuck.
 """
 
 import asyncio
@@ -9,20 +9,37 @@ import hashlib
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from graftwork.api.server.fleets import engine_connection
+from graftwork.api.server.tls import engine_tls
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.events import TokensGenerated
+from graftwork.engine.core.progress import FreezeLimits
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from graftwork.platform.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from graftwork.engine.fleet.members import Connect
+
 _DOMAIN = IsolationDomain(hashlib.sha256(b"graftwork probe").digest())
 """No tenant has this domain, so no tenant is charged, and no tenant's cache is read."""
 _PROMPT = (0,)
 """A prompt that every vocabulary has."""
+
+
+def engine_connection(settings: Settings) -> "Connect":
+    """Returns a function that connects to the engine at an address, with the settings' token, limits and certificates.
+
+    Raises InvalidRequest if the settings name certificates that are incomplete.
+    """
+    from graftwork.engine.rpc.client import GrpcEngineClient
+
+    limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
+    tls = engine_tls(settings)
+    return lambda address: GrpcEngineClient(address, limits, settings.engine_token, tls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
 from graftwork.platform.cores import run_on_engine_cores
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
+from graftwork.platform.memory import without_collections
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging
 from graftwork.platform.worker_slots import watch_parent
@@ -75,14 +76,15 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     if settings.engine_cores is not None:
         run_on_engine_cores(settings.engine_cores)
     files = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
-    from graftwork.engine.build.devices import ModelReading
+    with without_collections():
+        from graftwork.engine.build.devices import ModelReading
 
-    warn_of_former_settings(settings)
-    config = _engine_config(settings)
-    reading = ModelReading(config, files)  # and weights are copied while it imports the rest
-    from graftwork.adapters.registry.weights import ArtifactAdapterSource
-    from graftwork.api.server.tls import engine_tls
-    from graftwork.engine.rpc.server import serve_engine
+        warn_of_former_settings(settings)
+        config = _engine_config(settings)
+        reading = ModelReading(config, files)  # and weights are copied while it imports the rest
+        from graftwork.adapters.registry.weights import ArtifactAdapterSource
+        from graftwork.api.server.tls import engine_tls
+        from graftwork.engine.rpc.server import serve_engine
 
     serve_engine(
         config,
@@ -149,11 +151,16 @@ def _draft_folders(settings: Settings) -> dict[str, Any]:
 
 
 def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership":
-    """Returns what makes the engine known to gateways: its supervisor's epoch and its generation, or a lease of its own."""
-    from graftwork.api.server.engine_lease import leased, with_epoch
+    """Returns what makes the engine known to gateways: its supervisor's epoch and its generation, or a lease of its own.
 
+    Only an engine with a lease imports SQLAlchemy, which takes a third of a second.
+    """
     if epoch is None and settings.fleet == "leases" and not has_supervisor:
+        from graftwork.api.server.engine_lease import leased
+
         return leased(settings, listen)
+    from graftwork.engine.rpc.server import with_epoch
+
     return with_epoch(epoch, settings.generation)
 
 

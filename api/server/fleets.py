@@ -13,10 +13,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from graftwork.api.server.engine_probe import engine_connection
 from graftwork.api.server.served_model import shown_model_name
 from graftwork.api.server.tls import engine_tls
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.progress import FreezeLimits
 from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.fleet.demand import EngineDemand
 from graftwork.engine.fleet.members import Connect, MemberAddress, MemberSource, StaticMembers
@@ -73,18 +73,6 @@ def check_key_transport(settings: Settings) -> None:
         "encrypt_kv_files off.",
         param="encrypt_kv_files",
     )
-
-
-def engine_connection(settings: Settings) -> Connect:
-    """Returns a function that connects to the engine at an address, with the settings' token, limits and certificates.
-
-    Raises InvalidRequest if the settings name certificates that are incomplete.
-    """
-    from graftwork.engine.rpc.client import GrpcEngineClient
-
-    limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
-    tls = engine_tls(settings)
-    return lambda address: GrpcEngineClient(address, limits, settings.engine_token, tls)
 
 
 class LeasedMembers:

@@ -1,6 +1,9 @@
 """Runs `graftwork gateway`: only the HTTP server, for an engine that runs elsewhere. Never starts an engine.
 
 bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
+
+Importing this module loads neither FastAPI nor SQLAlchemy. `import_app` does, which takes seconds: `graftwork serve` calls
+it while its engine starts.
 """
 
 import asyncio
@@ -10,28 +13,26 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from graftwork.api.deps.background import repeating
-from graftwork.api.deps.resources import Resources
-from graftwork.api.server.app import create_app, create_metrics_app
-from graftwork.api.server.demo_seed import DemoTenant, seed_demo
-from graftwork.api.server.fleets import connect_engine
-from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.tls import TlsFiles
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, new_event_loop, url_of
-from graftwork.api.server.wiring import open_resources
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.rpc.conversation import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
-from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
-from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare
+from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare, without_collections
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging, configure_token_log
+
+if TYPE_CHECKING:
+    from graftwork.api.deps.resources import Resources
+    from graftwork.api.server.demo_seed import DemoTenant
 
 _POLL_S = 0.5
 
@@ -51,6 +52,12 @@ _REPORT_EVERY = 20
 
 
 Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
+
+
+def import_app() -> None:
+    """Imports all code that serves HTTP. Any thread may call this."""
+    with without_collections():
+        import graftwork.api.server.app  # noqa: F401
 
 
 def run_gateway(settings: Settings) -> None:
@@ -108,6 +115,11 @@ async def serve_gateway(
 
     The engine must already answer. By default it is the one at the settings' address. This function closes `engine`.
     """
+    from graftwork.api.server.app import create_app
+    from graftwork.api.server.demo_seed import seed_demo
+    from graftwork.api.server.http_connection import ConnectionLimits
+    from graftwork.api.server.wiring import open_resources
+
     async with open_resources(settings, engine=engine) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         tls = TlsFiles.of(settings)
@@ -137,11 +149,13 @@ async def _renewed(tls: TlsFiles | None) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def _metrics_port(settings: Settings, resources: Resources, console: Console) -> AsyncGenerator[None]:
+async def _metrics_port(settings: Settings, resources: "Resources", console: Console) -> AsyncGenerator[None]:
     """Serves metrics on their own port, if the settings name one, until the end of the block."""
     if settings.metrics_port is None:
         yield
         return
+    from graftwork.api.server.app import create_metrics_app
+
     with bind(settings.metrics_host, settings.metrics_port, "--metrics-port") as listening:
         url = url_of(listening)
         server = HttpServer(
@@ -175,12 +189,16 @@ def listen(settings: Settings) -> socket.socket:
 
 async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -> None:
     with listen(settings) as listening:
+        import_app()
         await _wait_for_engine(settings, console)
         await serve_gateway(settings, listening, console, signals)
 
 
 async def _wait_for_engine(settings: Settings, console: Console) -> None:
     """Waits until the engine answers. There is no time limit, because the operator decides how long to wait."""
+    from graftwork.api.server.fleets import connect_engine
+    from graftwork.platform.database import Database
+
     database = Database(settings.resolved_database_url, settings.lease_s)
     if settings.fleet == "leases":
         await database.upgrade_to_head()
@@ -210,7 +228,7 @@ def show_ready(console: Console, url: str, model: str, settings: Settings) -> No
         console.print(f"Admin key: {settings.data_dir / 'admin.key'}", soft_wrap=True)
 
 
-def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenant]) -> None:
+def show_demo(console: Console, url: str, base: str, tenants: "Sequence[DemoTenant]") -> None:
     """Prints the demo tenants with their keys, and a curl command that the user can copy."""
     table = Table(title="Demo tenants")
     for heading in ("Tenant", "Adapter", "Key"):

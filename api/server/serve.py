@@ -3,36 +3,35 @@
 If the settings have the address of an engine, starts no child. Never serves requests itself: `gateway.py` does.
 
 bind the port ─► lock the data folder ─► start the engine ─► open the resources ─► serve ─► … ─► close all in reverse
+                                         └► import the gateway's code meanwhile
 """
 
 import asyncio
 import secrets
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from graftwork.api.server.engine_probe import engine_connection
 from graftwork.api.server.engine_supervisor import EngineChild
-from graftwork.api.server.fleets import engine_connection
-from graftwork.api.server.gateway import listen, run_until_signalled, serve_gateway
-from graftwork.api.server.local_fleet import LocalFleet, local_fleet_client
-from graftwork.api.server.local_scaling import LocalScaling
+from graftwork.api.server.gateway import import_app, listen, run_until_signalled, serve_gateway
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import SignalWatch
-from graftwork.engine.fleet.autoscaler import ScalingLimits
-from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.cores import leave_engine_cores
 from graftwork.platform.data_folder import locked_data_folder
-from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.replicas.lease import ReplicaLeases
 from graftwork.platform.settings.settings import Settings
 from graftwork.sessions.text.model_files import ModelFolder
+
+if TYPE_CHECKING:
+    from graftwork.engine.fleet.client import FleetClient
 
 _MAX_SOCKET_PATH = 100
 """The longest path of a Unix-domain socket that is used, in bytes."""
@@ -79,7 +78,7 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
     probe = engine_connection(settings)(settings.resolved_engine_address)
     console.print(f"Starting the engine with {model_folder(settings)} …", soft_wrap=True)
     try:
-        await child.start(probe, lambda waited_s: console.print(f"  … {waited_s:.0f} s"))
+        await _import_meanwhile(child.start(probe, lambda waited_s: console.print(f"  … {waited_s:.0f} s")))
         yield
     finally:
         await probe.close()
@@ -89,12 +88,18 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
 @asynccontextmanager
 async def _running_fleet(
     settings: Settings, console: Console, stack: AsyncExitStack
-) -> AsyncGenerator[FleetClient, None]:
+) -> "AsyncGenerator[FleetClient, None]":
     """Starts `settings.replicas` engines, at least one, waits until all answer, and stops them at the end of the block.
     With `settings.max_replicas`, more are started and ended by their load.
 
     Yields a client of all of them.
     """
+    from graftwork.api.server.local_fleet import LocalFleet, local_fleet_client
+    from graftwork.api.server.local_scaling import LocalScaling
+    from graftwork.engine.fleet.autoscaler import ScalingLimits
+    from graftwork.platform.database import Database
+    from graftwork.platform.replicas.lease import ReplicaLeases
+
     database, clock = Database(settings.resolved_database_url, settings.lease_s), SystemClock()
     await database.upgrade_to_head()
     sockets = [_private_socket(settings, stack, f"engine-{number}.sock") for number in range(settings.most_replicas)]
@@ -106,7 +111,7 @@ async def _running_fleet(
     console.print(f"Starting {number} engines with {model_folder(settings)} …", soft_wrap=True)
     try:
         started_at = clock.monotonic()
-        await local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"), number)
+        await _import_meanwhile(local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"), number))
         await fleet.describe()
         limits = ScalingLimits(
             settings.replicas,
@@ -124,6 +129,19 @@ async def _running_fleet(
         await asyncio.gather(*(probe.close() for probe in probes.values()))
         await local.stop()
         await database.close()
+
+
+async def _import_meanwhile(starting: Coroutine[Any, Any, None]) -> None:
+    """Waits for engines that start, and imports the gateway's code on another thread: each takes seconds.
+
+    Raises the error of the import or of the engines.
+    """
+    engines = asyncio.create_task(starting)
+    try:
+        await asyncio.to_thread(import_app)
+        await engines
+    finally:
+        engines.cancel()
 
 
 def _private_socket(settings: Settings, stack: AsyncExitStack, name: str = "engine.sock") -> Path:

@@ -7,7 +7,6 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from graftwork.api.server.model_sources import fetched_model
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.settings.values import ModelReference
@@ -29,7 +28,7 @@ def model_folder(settings: Settings, *, with_weights: bool = True) -> Path:
     if it cannot be fetched now.
     """
     if isinstance(settings.model, ModelReference):
-        return fetched_model(settings.model, settings.data_dir, with_weights=with_weights)
+        return _fetched(settings.model, settings, with_weights=with_weights)
     if settings.model is not None:
         return _existing_folder(settings.model)
     if settings.demo:
@@ -43,14 +42,14 @@ def draft_model_folder(settings: Settings) -> Path | None:
     Raises InvalidRequest if there is no such model, and Unavailable if it cannot be fetched now.
     """
     if isinstance(settings.draft_model, ModelReference):
-        return fetched_model(settings.draft_model, settings.data_dir)
+        return _fetched(settings.draft_model, settings)
     return None if settings.draft_model is None else _existing_folder(settings.draft_model, "draft_model")
 
 
 def draft_head_folder(settings: Settings) -> Path | None:
     """Returns the folder of the draft head in the settings, as `draft_model_folder` does for a draft model."""
     if isinstance(settings.draft_head, ModelReference):
-        return fetched_model(settings.draft_head, settings.data_dir)
+        return _fetched(settings.draft_head, settings)
     return None if settings.draft_head is None else _existing_folder(settings.draft_head, "draft_head")
 
 
@@ -74,6 +73,13 @@ def model_dtype(settings: Settings) -> str:
     In demo mode, `auto` means float32, because the demo model is small.
     """
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype
+
+
+def _fetched(reference: ModelReference, settings: Settings, *, with_weights: bool = True) -> Path:
+    # Most models are folders, and what shows the progress of a fetch takes a tenth of a second to import.
+    from graftwork.api.server.model_sources import fetched_model
+
+    return fetched_model(reference, settings.data_dir, with_weights=with_weights)
 
 
 def _existing_folder(path: Path, param: str = "model") -> Path:

@@ -11,14 +11,17 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
 
-from graftwork.api.deps.resources import Resources
-from graftwork.api.server.http_connection import ConnectionLimits, HttpConnections
 from graftwork.api.server.tls import TlsFiles
 from graftwork.platform.errors import Conflict
+
+if TYPE_CHECKING:  # `serve` starts its engine before it imports the code of the gateway (see gateway.py)
+    from fastapi import FastAPI
+
+    from graftwork.api.server.http_connection import ConnectionLimits
 
 try:
     import uvloop
@@ -49,12 +52,14 @@ class HttpServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: "FastAPI",
         on_ready: Callable[[], None],
-        limits: ConnectionLimits | None = None,
+        limits: "ConnectionLimits | None" = None,
         tls: TlsFiles | None = None,
     ) -> None:
         """Calls `on_ready` when the server accepts connections. With `tls`, the server speaks HTTPS only."""
+        from graftwork.api.server.http_connection import ConnectionLimits, HttpConnections
+
         config = uvicorn.Config(
             app,
             http=HttpConnections(limits or ConnectionLimits()),  # type: ignore[arg-type]  # a factory of connections
@@ -95,6 +100,8 @@ class HttpServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._stopping.set()
+        from graftwork.api.deps.resources import Resources
+
         resources = getattr(self._app.state, "resources", None)
         if isinstance(resources, Resources):
             resources.overview.end_streams()  # they would go on for ever

@@ -122,8 +122,9 @@ def build_engine(
     """
     clock, inbox = clock or SystemClock(), SimpleQueue[Message]()
     progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
+    grammars = _grammars(config, read_served_model(config), inbox, clock)  # while other threads copy the weights
     settings, ranks, parts, storage, draft_model = _load_model(config, progress, inbox, start_worker, phases, reading)
-    parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
+    parts, dtype, limits = ranks.connected(parts), settings.dtype, parts.limits
     description = _describe(settings, limits, storage.sizes.device_pages // storage.sizes.frames_of_page)
     tracker = costs or CostTracker(UNMEASURED)
     copies = ranks.copies(lambda report: build_page_copier(config, storage, report, clock), inbox.put)
@@ -133,7 +134,6 @@ def build_engine(
     tester = _tester(parts, base, ranks.probe_device)
     loader = AdapterLoader(source_for(description), base, dtype, tester, inbox.put, ranks.divide)
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
-    grammars = _grammars(config, model, inbox, clock)
     with phases.phase("calibration"):
         all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
         tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
@@ -225,6 +225,7 @@ def _load_model(
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
     draft, head = check_draft_model(config, model), check_draft_head(config, model)
+    import_kernels(config, device)
     with phases.phase("fingerprint"):
         content = (
             FingerprintReading(config.model).result(config.quantization) if reading is None else reading.fingerprint()
@@ -234,8 +235,10 @@ def _load_model(
     own, part = ranks.config, ranks.model
     compiling = None
     try:
-        import_kernels(own, device)
         compiling = begin_compiling(own, part, dtype, device)
+        with phases.phase("kernels"):
+            # On a CPU, the kernels of adapters are tried while other threads copy the weights.
+            lora = build_lora(own, part, device, dtype) if device.type == "cpu" else None
         with phases.phase("weights"):
             weights = None if reading is None else reading.weights()
             if weights is None:
@@ -244,7 +247,7 @@ def _load_model(
             if compiling is not None:
                 compiling.wait()
             choose_weight_kernels(own, weights, device, dtype)
-            lora = build_lora(own, part, device, dtype)
+            lora = lora or build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         draft_model = build_draft_model(config, draft, device, weights.num_bytes)
         draft_head = build_draft_head(config, head, parts)

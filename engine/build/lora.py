@@ -27,8 +27,8 @@ PACK_BYTES = 256 * 2**20
 
 
 def import_kernels(config: EngineConfig, device: torch.device) -> None:
-    """Imports the compiler of the CPU's kernels on another thread, if they are wanted. Call it before weights are read:
-    both take a second. `build_lora` waits for the import, and finds its error.
+    """Imports the compiler of the CPU's kernels on another thread, if they are wanted. Call it before this thread waits for
+    the model's files. `build_lora` waits for the import, and finds its error.
     """
     if device.type == "cpu" and config.kernels_for("lora") in ("auto", "native") and find_spec("numba") is not None:
         threading.Thread(target=_import_kernels, name="import-kernels", daemon=True).start()

@@ -241,18 +241,21 @@ def _packed_parts(own: _StepParts) -> "PackedParts | None":
     """Returns the parts whose numbers travel together, if all of them are Triton's; else None."""
     if find_spec("triton") is None:
         return None
-    from graftwork.engine.attention.triton_attention import TritonAttention
-    from graftwork.engine.lora.triton.backend import TritonLora
-    from graftwork.engine.runner.packed_forward import PackedParts
-    from graftwork.engine.runner.triton_row_ops import TritonRowOps
-
     decoder, attention, builder, lora = own.decoder, own.attention, own.builder, own.lora
-    if (
-        isinstance(attention, TritonAttention)
-        and isinstance(lora, TritonLora)
-        and isinstance(decoder.rows, TritonRowOps)
-    ):
-        return PackedParts(decoder, attention, builder, lora)
+    if not isinstance(
+        decoder.rows, TorchRowOps
+    ):  # else Triton, which takes a third of a second to import, is not needed
+        from graftwork.engine.attention.triton_attention import TritonAttention
+        from graftwork.engine.lora.triton.backend import TritonLora
+        from graftwork.engine.runner.packed_forward import PackedParts
+        from graftwork.engine.runner.triton_row_ops import TritonRowOps
+
+        if (
+            isinstance(attention, TritonAttention)
+            and isinstance(lora, TritonLora)
+            and isinstance(decoder.rows, TritonRowOps)
+        ):
+            return PackedParts(decoder, attention, builder, lora)
     if builder.device.type == "cuda":
         loss = "each step waits for several copies to the device"
         _log.warning("packed_inputs_unavailable", extra={"device": str(builder.device), "loss": loss})

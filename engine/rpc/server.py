@@ -11,8 +11,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -291,6 +291,17 @@ class EngineServer:
 
 Membership = Callable[[EngineServer], AbstractAsyncContextManager[None]]
 """Makes an engine known to gateways for the time of an `async with` block, and tells the engine its epoch."""
+
+
+def with_epoch(epoch: int | None, generation: int = FIRST_GENERATION) -> Membership:
+    """Returns a membership for an engine without a lease of its own. `epoch` is what its supervisor has given it."""
+
+    @asynccontextmanager
+    async def joined(server: EngineServer) -> AsyncGenerator[None]:
+        server.join(epoch, generation)
+        yield
+
+    return joined
 
 
 def serve_engine(

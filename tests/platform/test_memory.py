@@ -92,3 +92,32 @@ print(len(full))
     )
 
     assert rare == 0 < default
+
+
+def test_collections_come_back_after_the_imports() -> None:
+    """In the block Python collects no garbage, however much there is; after it, also by an error, it does as before."""
+    program = """
+import gc
+from graftwork.platform.memory import without_collections
+
+seen = []
+gc.callbacks.append(lambda phase, found: seen.append(phase))
+try:
+    with without_collections():
+        seen.clear()
+        kept = [[number] for number in range(100_000)]
+        inside = len(seen)
+        raise ImportError
+except ImportError:
+    pass
+kept = [[number] for number in range(100_000)]
+after = len(seen)
+gc.disable()
+with without_collections():
+    pass
+print(inside, after > 0, gc.isenabled())
+"""
+
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert shown.split() == ["0", "True", "False"]

@@ -39,6 +39,7 @@ LOADED = """
 import sys
 import graftwork, graftwork.api.cli.main
 graftwork.Graftwork
+graftwork.api.cli.main.build_app()
 print(*(module.__file__ for name, module in sys.modules.items() if name.startswith("graftwork.") and module.__file__))
 """
 """Shows the files of the client and of the command line's `--help`."""

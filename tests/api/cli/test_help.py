@@ -1,7 +1,9 @@
 """Tests of the help of every command, and of what a start loads."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +161,56 @@ def test_starting_loads_nothing_heavy() -> None:
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert heavy & set(output.split()) == set()
+
+
+def test_a_command_imports_its_own_module_alone() -> None:
+    """`graftwork tenants list` imports the SDK, no other group of commands, and nothing of the server."""
+    program = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from graftwork.api.cli.main import main; main()"
+    environment = {**os.environ, "GRAFTWORK_URL": "http://127.0.0.1:9", "GRAFTWORK_ADMIN_KEY": "gwa_key"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, "tenants", "list"],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    modules = done.stdout.split()
+    groups = {name for name in modules if name.startswith(("graftwork.api.cli.admin.", "graftwork.api.cli.commands."))}
+    assert "No Graftwork server" in done.stderr
+    assert groups == {"graftwork.api.cli.admin.tenants", "graftwork.api.cli.commands.completion"}
+    assert not {"torch", "numpy", "grpc", "sqlalchemy", "fastapi", "tokenizers"} & set(modules)
+
+
+def test_a_command_after_an_option_is_found(tmp_path: Path) -> None:
+    """An option before the command is no command: all commands are there to choose from."""
+    config = tmp_path / "graftwork.toml"
+    config.write_text("")
+    program = [sys.executable, "-m", "graftwork.api.cli.main"]
+
+    done = subprocess.run(
+        [*program, "--config", str(config), "tenants", "--help"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "graftwork tenants" in done.stdout
+
+
+def test_an_unknown_command_is_told_from_its_neighbours() -> None:
+    """A misspelt command is a usage error that names the one that was meant."""
+    done = subprocess.run(
+        [sys.executable, "-m", "graftwork.api.cli.main", "tenant"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert "Did you mean 'tenants'" in done.stderr

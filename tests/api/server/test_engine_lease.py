@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.api.server.engine_lease import advertised_address, leased, with_epoch
+from graftwork.api.server.engine_lease import advertised_address, leased
 from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.engine.rpc.server import EngineServer
+from graftwork.engine.rpc.server import EngineServer, with_epoch
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.replicas.lease import FENCED, MISMATCH, ReplicaLeases, ReplicaState, ServedVersion
