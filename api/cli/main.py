@@ -127,9 +127,8 @@ def build_app(arguments: Sequence[str] = ()) -> typer.Typer:
 
 def main() -> None:
     """Runs the command line. The installed program starts here."""
-    if (
-        COMPLETE_VARIABLE in os.environ
-    ):  # a shell asks what could follow, and its words are not this program's arguments
+    if COMPLETE_VARIABLE in os.environ:
+        # A shell asks what could follow, and its words are not this program's arguments.
         from typer.completion import completion_init  # type: ignore[attr-defined]  # Typer re-exports it
 
         completion_init()

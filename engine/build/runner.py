@@ -242,9 +242,8 @@ def _packed_parts(own: _StepParts) -> "PackedParts | None":
     if find_spec("triton") is None:
         return None
     decoder, attention, builder, lora = own.decoder, own.attention, own.builder, own.lora
-    if not isinstance(
-        decoder.rows, TorchRowOps
-    ):  # else Triton, which takes a third of a second to import, is not needed
+    if not isinstance(decoder.rows, TorchRowOps):
+        # Else Triton, which takes a third of a second to import, is not needed.
         from graftwork.engine.attention.triton_attention import TritonAttention
         from graftwork.engine.lora.triton.backend import TritonLora
         from graftwork.engine.runner.packed_forward import PackedParts
