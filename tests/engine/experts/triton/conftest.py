@@ -16,6 +16,11 @@ OF_CODES = ("kernels", "launch", "float8_kernels", "float8_launch", "products", 
 def interpreted() -> dict[str, ModuleType]:
     """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
     of_codes = [f"{CODES}.{name}" for name in OF_CODES]
-    names = ["graftwork.engine.kernels.blocks", *of_codes, *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)]
+    names = [
+        "graftwork.engine.kernels.blocks",
+        "graftwork.engine.kernels.codes",
+        *of_codes,
+        *(f"{PACKAGE}.{name}" for name in WITH_KERNELS),
+    ]
     copies = interpreted_copies(names)
     return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS} | {"codes": copies[f"{CODES}.products"]}
