@@ -37,12 +37,15 @@ class StoredKv(NamedTuple):
 
     def at_pages(self, pages: torch.Tensor) -> "StoredKv":
         """Returns a copy of some pages, int64 [count]."""
-        return StoredKv(*(part.index_select(0, pages) for part in self.parts))
+        codes = self.codes.index_select(0, pages)
+        return StoredKv(codes, None if self.scales is None else self.scales.index_select(0, pages))
 
     def put(self, places: tuple[torch.Tensor, torch.Tensor], rows: "StoredKv") -> None:
         """Writes tokens, [count, kv_heads, …], to their places: pages and positions in them, [count] each."""
-        for part, own in zip(self.parts, rows.parts, strict=True):
-            part.index_put_(places, own)
+        self.codes.index_put_(places, rows.codes)
+        if self.scales is not None:
+            assert rows.scales is not None
+            self.scales.index_put_(places, rows.scales)
 
     def zero(self, pages: torch.Tensor) -> None:
         """Zeroes some pages, int64 [count]."""
