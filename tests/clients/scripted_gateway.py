@@ -94,11 +94,14 @@ class ScriptedGateway:
 
 @asynccontextmanager
 async def scripted_gateway(
-    folder: Path, context_tokens: int = CONTEXT_TOKENS, model_name: str = BASE
+    folder: Path, context_tokens: int = CONTEXT_TOKENS, model_name: str = BASE, template: str | None = None
 ) -> AsyncGenerator[ScriptedGateway, None]:
-    """Runs a gateway with its data in `folder`."""
+    """Runs a gateway with its data in `folder`, and with this chat template; None is that of the model's folder."""
     model = ScriptedModel(context_tokens=context_tokens, model_name=model_name)
-    settings = gateway_settings(folder, write_model_folder(folder / BASE, context_tokens))
+    model_folder = write_model_folder(folder / BASE, context_tokens)
+    if template is not None:
+        (model_folder / "chat_template.jinja").write_text(template)
+    settings = gateway_settings(folder, model_folder)
     async with open_gateway(settings, engine=model) as gateway, gateway_on_port(gateway) as url:
         tenant = await gateway.tenant()
         async with tenant.client:
