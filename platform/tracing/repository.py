@@ -2,19 +2,26 @@
 does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import Table, delete, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tracing.tables import RequestTraceRow
 
+_TRACES = cast(Table, RequestTraceRow.__table__)
 
-async def add_traces(session: WriteSession, rows: Sequence[RequestTraceRow]) -> None:
-    """Adds the traces of requests. Their ids are new."""
-    session.add_all(rows)
-    await session.flush()
+
+async def add_traces(session: WriteSession, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the traces of requests. Those that are there already stay as they are: a writer whose connection is cut cannot
+    know whether its rows are stored.
+    """
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    if rows:
+        await session.execute(insert(_TRACES).on_conflict_do_nothing(), list(rows))
 
 
 async def find_trace(

@@ -12,6 +12,7 @@ import asyncio
 import json
 import zlib
 from collections import deque
+from typing import Any
 
 from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.clock import Clock
@@ -19,7 +20,6 @@ from graftwork.platform.database import Database
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tracing import repository
 from graftwork.platform.tracing.request_trace import RequestTrace
-from graftwork.platform.tracing.tables import RequestTraceRow
 from graftwork.platform.tracing.timeline import timeline_of
 
 KEPT_S = 900.0
@@ -41,6 +41,7 @@ class TraceStore:
         self._gateway_id = gateway_id
         self._waiting: deque[RequestTrace] = deque(maxlen=MAX_WAITING)
         self._swept_at = float("-inf")
+        self._writing = asyncio.Lock()
 
     def offer(self, trace: RequestTrace) -> None:
         """Takes a request that has ended. Stores it with the next `flush` if it is traced and has begun its work."""
@@ -48,15 +49,18 @@ class TraceStore:
             self._waiting.append(trace)
 
     async def flush(self) -> None:
-        """Stores what waits, and deletes what is too old or too much."""
-        batch = tuple(self._waiting)
-        is_due = self._clock.monotonic() - self._swept_at >= _SWEEP_EVERY_S
-        if not batch and not is_due:
-            return
+        """Stores what waits, and deletes what is too old or too much. A call beside another waits for its end."""
+        async with self._writing:
+            batch = tuple(self._waiting)
+            is_due = self._clock.monotonic() - self._swept_at >= _SWEEP_EVERY_S
+            if batch or is_due:
+                await self._store(batch, is_due=is_due)
+
+    async def _store(self, batch: tuple[RequestTrace, ...], *, is_due: bool) -> None:
         rows = await asyncio.to_thread(self._rows, batch)
         async with self._database.write() as session:
             await repository.add_traces(session, rows)
-            for tenant_id in {TenantId(row.tenant_id) for row in rows}:
+            for tenant_id in {TenantId(row["tenant_id"]) for row in rows}:
                 await repository.keep_latest(session, tenant_id, MAX_STORED_OF_TENANT)
             if is_due:
                 await repository.forget_older(session, self._clock.now() - KEPT_S)
@@ -74,28 +78,29 @@ class TraceStore:
         return None if body is None else Timeline.read(json.loads(zlib.decompress(body)))
 
     async def forget(self, tenant_id: TenantId) -> None:
-        """Deletes the traces of a deleted tenant."""
-        self._waiting = deque((one for one in self._waiting if one.tenant_id != tenant_id), maxlen=MAX_WAITING)
-        async with self._database.write() as session:
-            await repository.forget_tenant(session, tenant_id)
+        """Deletes the traces of a deleted tenant, also those that a `flush` is storing."""
+        async with self._writing:
+            self._waiting = deque((one for one in self._waiting if one.tenant_id != tenant_id), maxlen=MAX_WAITING)
+            async with self._database.write() as session:
+                await repository.forget_tenant(session, tenant_id)
 
-    def _rows(self, batch: tuple[RequestTrace, ...]) -> list[RequestTraceRow]:
+    def _rows(self, batch: tuple[RequestTrace, ...]) -> list[dict[str, Any]]:
         return [self._row(trace) for trace in batch]
 
-    def _row(self, trace: RequestTrace) -> RequestTraceRow:
+    def _row(self, trace: RequestTrace) -> dict[str, Any]:
         timeline = timeline_of(trace, self._gateway_id)
         body = _encoded(timeline)
         if len(body) > MAX_BYTES:
             bare = tuple(one.model_copy(update={"engines": ()}) for one in timeline.generations)
             body = _encoded(timeline.model_copy(update={"generations": bare, "traced": False}))
-        return RequestTraceRow(
-            id=timeline.id,
-            tenant_id=timeline.tenant_id,
-            client_request_id=timeline.client_request_id,
-            work_id=timeline.turn_id,
-            ended_at=trace.created_at + trace.total_s,
-            body=body,
-        )
+        return {
+            "id": timeline.id,
+            "tenant_id": timeline.tenant_id,
+            "client_request_id": timeline.client_request_id,
+            "work_id": timeline.turn_id,
+            "ended_at": trace.created_at + trace.total_s,
+            "body": body,
+        }
 
 
 def _encoded(timeline: Timeline) -> bytes:

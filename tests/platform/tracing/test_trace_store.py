@@ -1,5 +1,7 @@
 """Tests of the traces that gateways share through the database, on both databases."""
 
+import asyncio
+
 import pytest
 
 from graftwork.platform.clock import ManualClock
@@ -154,6 +156,30 @@ async def test_what_cannot_be_stored_waits(
     await store.flush()
 
     assert [number for number in range(3) if await store.find(f"req_{number}") is not None] == [1, 2]
+
+
+async def test_two_flushes_at_once_store_each_trace_once(here: TraceStore, clock: ManualClock) -> None:
+    """The last one of a gateway that ends may come while another still writes. No trace is lost, and none is stored twice."""
+    for number in range(5):
+        here.offer(ended(clock, f"req_{number}"))
+    await asyncio.gather(here.flush(), here.flush(), here.flush())
+
+    assert [await here.find(f"req_{number}") is not None for number in range(5)] == [True] * 5
+
+
+async def test_traces_whose_writer_does_not_know_that_they_are_stored_are_offered_again(
+    database: Database, clock: ManualClock
+) -> None:
+    """A connection that is cut at the commit leaves rows that wait still. The next write of them keeps no other trace out."""
+    known, unknown = ended(clock, "req_0"), ended(clock, "req_1")
+    for traces in ([known], [known, unknown]):
+        store = TraceStore(database, clock, "gateway_here")
+        for trace in traces:
+            store.offer(trace)
+        await store.flush()
+
+    assert await store.find("req_0") == timeline_of(known, "gateway_here")
+    assert await store.find("req_1") == timeline_of(unknown, "gateway_here")
 
 
 async def test_nothing_of_a_deleted_tenant_is_stored(here: TraceStore, clock: ManualClock) -> None:
