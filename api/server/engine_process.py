@@ -21,9 +21,10 @@ from graftwork.api.server.served_model import (
     model_name,
 )
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.model.fingerprint import FingerprintReading
+from graftwork.engine.model.fingerprint import FingerprintReading, KeptDigests
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
+from graftwork.platform.clock import SystemClock
 from graftwork.platform.cores import run_on_engine_cores
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
 from graftwork.platform.memory import without_collections
@@ -75,7 +76,9 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     configure_logging(settings.log_level, form=settings.log_format)
     if settings.engine_cores is not None:
         run_on_engine_cores(settings.engine_cores)
-    files = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
+    folder, kept = model_folder(settings), settings.data_dir / CALIBRATION_FOLDER
+    # the disk reads while this process imports torch
+    files = FingerprintReading(folder, KeptDigests(kept, folder, SystemClock(), renew=settings.renew_calibration))
     with without_collections():
         from graftwork.engine.build.devices import ModelReading
 

@@ -69,4 +69,6 @@ class DeviceSettings:
     or `off`.
     """
     renew_calibration: bool = setting(False, parse_flag)
-    """Whether engines measure this machine again at their start, in place of what `data_dir` has from an earlier one."""
+    """Whether engines measure this machine and hash the model again at their start, in place of what `data_dir` has from an
+    earlier one.
+    """
