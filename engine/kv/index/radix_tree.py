@@ -117,6 +117,8 @@ class RadixTree:
         self._by_key: dict[PageKey, Node] = {}
         self._domains: dict[Domain, Domain] = {}
         self._ticks = 0
+        self.num_changes = 0
+        """How many nodes were added or removed so far. As long as it is the same, each prefix leads to the same node."""
         self.on_copy_changed: Callable[[Node, Tier, int], None] = lambda node, tier, change: None
         """A callback for each copy that a tier gains (+1) or loses (-1)."""
 
@@ -351,6 +353,7 @@ class RadixTree:
 
     def _attach(self, node: Node) -> None:
         """Makes a new node the first child of its parent, and findable."""
+        self.num_changes += 1
         self._by_key[node.key] = node
         if node.parent is not None:
             node.next_sibling = node.parent.first_child
@@ -371,6 +374,7 @@ class RadixTree:
 
     def _detach(self, node: Node) -> None:
         assert node.first_child is None, "a node with children lost its last copy"
+        self.num_changes += 1
         del self._by_key[node.key]
         if node.next_sibling is not None:
             node.next_sibling.previous_sibling = node.previous_sibling

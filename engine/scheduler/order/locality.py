@@ -3,8 +3,8 @@
 Owns one cursor into the prefix tree for each waiting request, and the pages that running requests compute for the first
 time. Never loads, keeps or evicts anything.
 
-A cursor is the last node that was found. It is read again in O(1) unless the tree has grown or shrunk below it, so a
-prompt is not matched from its first page each time.
+A cursor is the last node that was found. It holds as long as the tree has neither gained nor lost a node, as within one
+step; then the search goes on from it, so a prompt is not matched from its first page each time.
 """
 
 from collections.abc import Callable, Hashable
@@ -83,8 +83,7 @@ class DeviceLocality:
         """The running request that computes a page. The request may have computed it or ended since."""
 
     def cached_tokens(self, state: RequestState) -> int:
-        node = self._follow(state).node
-        return 0 if node is None else min((node.depth + 1) * self._tree.page_tokens, state.num_reusable)
+        return min(self._follow(state).cached_tokens, state.num_reusable)
 
     def has_adapters(self, state: RequestState) -> bool:
         return all(map(self._has_adapter, state.request.adapter_digests))
@@ -106,7 +105,9 @@ class DeviceLocality:
         self._cursors.pop(state.request_id, None)
 
     def _follow(self, state: RequestState) -> "_Cursor":
-        cursor, size = self._cursors.get(state.request_id), self._tree.page_tokens
+        cursor, size, num_changes = self._cursors.get(state.request_id), self._tree.page_tokens, self._tree.num_changes
+        if cursor is not None and cursor.num_changes == num_changes:
+            return cursor
         node = None if cursor is None else cursor.node
         if state.rolling_window is None or node is None or not (node.is_apart and node.in_tree):
             node = self._tree.follow(node, state.scope, state.token_ids, state.known_keys)
@@ -115,7 +116,8 @@ class DeviceLocality:
             start = 0 if node is None else (node.depth + 1) * size
             tokens = tuple(state.token_ids[start : start + size]) if start + size <= state.num_reusable else None
             page = None if tokens is None else (node, state.scope.at(start // size), tokens)
-            cursor = self._cursors[state.request_id] = _Cursor(node, page)
+            cursor = self._cursors[state.request_id] = _Cursor(node, page, start, num_changes)
+        cursor.num_changes = num_changes
         return cursor
 
     def _last_kept(self, state: RequestState) -> Node | None:
@@ -125,13 +127,16 @@ class DeviceLocality:
         return next((node for key in reversed(keys) if (node := self._tree.find(key)) is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Cursor:
     """What one waiting request would find in the prefix tree."""
 
     node: Node | None
     """The last node of its cached prefix."""
     next_page: Hashable | None
+    cached_tokens: int
+    num_changes: int
+    """The changes of the tree when this was found."""
 
 
 def _is_prefilling(state: RequestState) -> bool:
