@@ -6,9 +6,10 @@ Two databases of one PostgreSQL server: one is empty, the other gets `--rows` re
 by the statement that the gateways' roll-up uses. A tenth of the requests is of one tenant, the rest of 199 others.
 Reports are those of `GET /v1/usage` and of the invoice, of November, for the large tenant, for a small one, and for all;
 each is read once with a cold cache of this process and then `--rounds` times, and with `--plain` once from the rows alone.
-Inserts are what a gateway does at the end of a request (`UsageMeter.record`: the row, its entry in the queue, what its
-owners have spent this month), by `--writers` at once; rounds alternate between the two databases. `batch` inserts are
-1000 rows in one transaction, where the commit weighs nothing. Both databases are dropped at the end.
+Inserts are what gateways do when requests have ended (the rows, their entries in the queue, what their owners have spent
+this month); rounds alternate between the two databases. `record` is one request in a transaction, by `--writers` at once;
+`group` is 32 of them, as a gateway gathers under load, by two gateways at once. `batch` inserts are 1000 plain rows in one
+transaction, where the commit weighs nothing. Both databases are dropped at the end.
 """
 
 import argparse
@@ -51,6 +52,7 @@ _NOVEMBER = (datetime(2026, 11, 1, tzinfo=UTC).timestamp(), _YEAR[1])
 _NUM_TENANTS = 200
 _LARGE, _SMALL = TenantId("ten_000"), TenantId("ten_123")
 _LARGE_SHARE = 0.1
+_GATEWAYS, _GROUP = 2, 32
 _PRICES = PriceList("prc_1", None, None, "USD", Rates.read({"input": "0.5", "output": "1.5"}), 0.0, 0.0)
 _GROUPS = (UsageGroup.DAY, UsageGroup.KEY, UsageGroup.USER, UsageGroup.ADAPTER, UsageGroup.MODEL)
 _LINES = 50_000
@@ -174,15 +176,15 @@ def event(generator: random.Random) -> UsageEvent:
     ).priced(_PRICES)
 
 
-async def insert_rate(meter: UsageMeter, seconds: float, writers: int, generator: random.Random) -> float:
-    """Requests a second that so many writers record."""
+async def insert_rate(meter: UsageMeter, seconds: float, writers: int, size: int, generator: random.Random) -> float:
+    """Requests a second that so many writers record, `size` in a transaction."""
     ends_at = time.monotonic() + seconds
     counts = [0] * writers
 
     async def write(number: int) -> None:
         while time.monotonic() < ends_at:
-            await meter.record(event(generator))
-            counts[number] += 1
+            await meter.record_all([event(generator) for _ in range(size)])
+            counts[number] += size
 
     started_at = time.monotonic()
     await asyncio.gather(*map(write, range(writers)))
@@ -276,16 +278,21 @@ async def measure(options: argparse.Namespace, urls: dict[str, str], progress: P
 async def _inserts(
     options: argparse.Namespace, urls: dict[str, str], databases: dict[str, Database], progress: Progress
 ) -> dict[str, Any]:
-    generator, kinds = random.Random(19), ("record", "batch")
-    rates: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in urls} for kind in kinds}
+    generator = random.Random(19)
+    sizes = {"record": (options.writers, 1), "group": (_GATEWAYS, _GROUP)}
+    rates: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in urls} for kind in (*sizes, "batch")}
     task = progress.add_task("inserts", total=options.rounds + 1)
     for number in range(options.rounds + 1):
         for name in sorted(urls, reverse=bool(number % 2)):
-            rate = await insert_rate(UsageMeter(databases[name]), options.seconds, options.writers, generator)
-            batch = await batch_rate(urls[name], generator)
+            meter = UsageMeter(databases[name])
+            found = {
+                kind: await insert_rate(meter, options.seconds, writers, size, generator)
+                for kind, (writers, size) in sizes.items()
+            }
+            found["batch"] = await batch_rate(urls[name], generator)
             if number:  # the first round warms up
-                rates["record"][name].append(rate)
-                rates["batch"][name].append(batch)
+                for kind, rate in found.items():
+                    rates[kind][name].append(rate)
         progress.advance(task)
     return {
         kind: {
