@@ -103,7 +103,10 @@ MaxContextTokens = Annotated[
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]
 RenewCalibration = Annotated[
-    bool, typer.Option("--renew-calibration", help="Measure this machine and hash the model again, not only at the first start.")
+    bool,
+    typer.Option(
+        "--renew-calibration", help="Measure this machine and hash the model again, not only at the first start."
+    ),
 ]
 PublicPrompts = Annotated[
     Path | None, typer.Option(metavar="PATH", help="System prompts, as text files, whose cache all tenants share.")
