@@ -167,6 +167,11 @@ class OutputConstraints:
     parallel_tool_calls: bool = True
     response_format: ResponseFormatFields = FREE_FORMAT
 
+    @property
+    def allow_all(self) -> bool:
+        """Whether these fields let the output be any text, without tools to call."""
+        return not self.tools and self.tool_choice in (None, "auto", "none") and self.response_format == FREE_FORMAT
+
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
@@ -206,9 +211,6 @@ FREE_OUTPUT = OutputPlan()
 """The plan of an output that is plain text without constraints."""
 
 
-_NO_CONSTRAINTS = OutputConstraints()
-
-
 class ConstraintPlanner:
     """Makes the output plans (grammar and parsing) for the requests to one model. All methods are thread-safe.
 
@@ -246,7 +248,7 @@ class ConstraintPlanner:
 
     async def plan_off_loop(self, constraints: OutputConstraints) -> OutputPlan:
         """Returns the same as `plan`. Plans on a worker thread, unless there is nothing to plan."""
-        if constraints == _NO_CONSTRAINTS:
+        if constraints.allow_all:
             return FREE_OUTPUT
         return await asyncio.to_thread(self.plan, constraints)
 
@@ -255,8 +257,6 @@ class ConstraintPlanner:
 
         Raises InvalidRequest for wrong or unsupported fields. The error names the field.
         """
-        if constraints == _NO_CONSTRAINTS:
-            return FREE_OUTPUT
         choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
         response_format = constraints.response_format.read()
         if not choice.may_call:

@@ -1,8 +1,9 @@
 """Tests of the constraint planner: what its grammars accept, how calls are parsed, and what is refused."""
 
+import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import jsonschema
@@ -344,3 +345,24 @@ def test_errors_of_the_engine_name_the_clients_field() -> None:
 
     assert (named.param, named.code) == ("grammar", "unsupported_grammar")
     assert grammar.name_field(other) is other
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none", "required", "any", NAMED])
+@pytest.mark.parametrize("tools", [(), (WEATHER,)])
+@pytest.mark.parametrize(
+    "asked", [{}, {"response_format": {"type": "text"}}, {"response_format": ANSWER}, {"regex": "a"}]
+)
+async def test_the_event_loop_plans_as_a_thread_does(choice: Any, tools: Any, asked: dict[str, Any]) -> None:
+    """Where there is nothing to plan, no thread is asked, and what a thread would say is the same."""
+    fields = OutputConstraints(tools, choice, response_format=ResponseFormatFields(**asked))
+    by_thread, by_loop = ConstraintPlanner(), ConstraintPlanner()
+
+    assert await outcome(by_loop.plan_off_loop(fields)) == await outcome(asyncio.to_thread(by_thread.plan, fields))
+
+
+async def outcome(planning: Awaitable[OutputPlan]) -> OutputPlan | str:
+    """The plan, or the message of the refusal."""
+    try:
+        return await planning
+    except InvalidRequest as error:
+        return error.message
