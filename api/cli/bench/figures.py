@@ -123,7 +123,7 @@ def contended_jain(sent: Sequence[Sent], start: float, end: float) -> float | No
     None if no window does.
     """
     indices = []
-    for number in range(int((end - start) / WINDOW_S)):
+    for number in range(int((end - start) / WINDOW_S + 1e-6)):
         low, high = start + number * WINDOW_S, start + (number + 1) * WINDOW_S
         names = {one.tenant for one in sent if _waits_through(sent, one.tenant, low, high)}
         if len(names) > 1:

@@ -37,8 +37,10 @@ _FLOOD_FACTOR, _CROWD_FACTOR = 3.0, 1.2
 """What the two heavy tenants send, in capacities of the server. Two thirds of one are the most that the crowd gets."""
 _REST_S = 1.0
 """Between phases, so that the requests which were given up are gone."""
-TURNS = 3
-"""The windows of each phase of the fairness measurement."""
+_FEWEST_TURNS, _TURN_S = 3, 10.0
+"""The windows of each phase of the fairness measurement: one for every ten seconds. In longer ones, a shared machine changes
+its pace within a pair of them by more than the two orders differ.
+"""
 
 LIGHT = ("light-1", "light-2")
 FLOOD, CROWD, AGENTS = "flood", "crowd", "agents"
@@ -234,9 +236,11 @@ async def fairness(
 
     `first_come` are the tenants of another server, which serves first come first served; it gets the same arrivals, and
     before them the same load as the first, so that both have learned their costs and filled their caches. All phases take
-    turns, `TURNS` windows each, and the two servers turns in going first, so a machine that slows down meanwhile does so for
-    all of them.
+    turns, in windows of about ten seconds, and the two servers turns in going first, so a machine that slows down meanwhile
+    does so for all of them.
     """
+    num_turns = max(_FEWEST_TURNS, round(seconds / _TURN_S))
+    window_s = seconds / num_turns
     per_s = await capacity(targets[FLOOD], outstanding, seconds, clock, progress)
     if first_come is not None:
         await capacity(first_come[FLOOD], outstanding, seconds, clock, progress)
@@ -245,14 +249,14 @@ async def fairness(
 
     async def run(name: str, clients: Clients, topic: str) -> None:
         await asyncio.sleep(_REST_S)
-        windows[name].append(await run_window(name, clients, seconds / TURNS, clock, progress, topic))
+        windows[name].append(await run_window(name, clients, window_s, clock, progress, topic))
 
-    for turn in range(TURNS):
+    for turn in range(num_turns):
         for tenant in (*LIGHT, AGENTS):
-            await run(f"{tenant} alone", _quiet(targets, seconds / TURNS, only=tenant), f"{tenant} alone {turn}")
+            await run(f"{tenant} alone", _quiet(targets, window_s, only=tenant), f"{tenant} alone {turn}")
         floods = [("flood", targets)] + ([(names[-1], first_come)] if first_come is not None else [])
         for name, tenants in floods if turn % 2 == 0 else reversed(floods):
-            await run(name, everybody(tenants, per_s, seconds / TURNS), f"flood {turn}")
+            await run(name, everybody(tenants, per_s, window_s), f"flood {turn}")
     solo = {tenant: phase_of(f"{tenant} alone", windows[f"{tenant} alone"]) for tenant in (*LIGHT, AGENTS)}
     if first_come is None:
         return Fairness(per_s, solo, phase_of("flood", windows["flood"]))
