@@ -17,6 +17,7 @@ from pathlib import Path
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 256 * 1024
+_MUCH_BYTES = 16 << 20
 _MIDDLE_PER_FULL = 100
 """Collections of the middle generation from one full collection to the next. Python's default is 10."""
 
@@ -31,6 +32,23 @@ def give_memory_back() -> None:
     """Returns all freed memory to the system. Takes milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class FreedMemory:
+    """Returns to the system what this process frees, once it is much. A crowd of clients that has left leaves so much."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        """The freed bytes that stayed after the last return, because they lie between others."""
+
+    def give_back(self) -> None:
+        """Returns the freed memory if there are `_MUCH_BYTES` more than the last return left. Takes milliseconds."""
+        freed = freed_bytes()
+        if freed < self._kept + _MUCH_BYTES:
+            self._kept = min(self._kept, freed)
+            return
+        give_memory_back()
+        self._kept = freed_bytes()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -26,7 +27,12 @@ from graftwork.engine.core.client import EngineClient
 from graftwork.engine.rpc.conversation import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
-from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare, without_collections
+from graftwork.platform.memory import (
+    FreedMemory,
+    free_large_blocks_at_once,
+    make_full_collections_rare,
+    without_collections,
+)
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging, configure_token_log
 
@@ -38,6 +44,7 @@ _POLL_S = 0.5
 
 
 _TLS_REFRESH_S = 10.0
+_MEMORY_S = 10.0
 
 
 _LEAST_WIDTH = 120
@@ -134,7 +141,8 @@ async def serve_gateway(
         server = HttpServer(app, on_ready, ConnectionLimits.of(settings), tls)
         signals.direct_to(server)
         make_full_collections_rare()
-        async with _metrics_port(settings, resources, console), _renewed(tls):
+        returned = repeating(partial(asyncio.to_thread, FreedMemory().give_back), _MEMORY_S, "returning freed memory")
+        async with _metrics_port(settings, resources, console), _renewed(tls), returned:
             await server.serve(sockets=[listening])
 
 

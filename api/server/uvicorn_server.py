@@ -1,7 +1,7 @@
-"""Runs the application in uvicorn on uvloop, with three changes to uvicorn. Never starts or stops an engine.
+"""Runs the application in uvicorn on uvloop, with four changes to uvicorn. Never starts or stops an engine.
 
-The server calls a function when it is ready, wakes once a second and not ten times while it is idle, and `SignalWatch`
-handles the signals instead of uvicorn.
+The server calls a function when it is ready, wakes once a second and not ten times while it is idle, accepts its
+connections by an `Acceptor`, and `SignalWatch` handles the signals instead of uvicorn.
 After it has stopped, uvicorn alone would raise a captured SIGTERM again. The process would then end before it has
 stopped its engine.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from graftwork.api.http.acceptor import Acceptor
 from graftwork.api.server.tls import TlsFiles
 from graftwork.platform.errors import Conflict
 
@@ -77,11 +78,24 @@ class HttpServer(uvicorn.Server):
         self._on_ready = on_ready
         self._app = app
         self._stopping = asyncio.Event()
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        self._acceptors = [Acceptor(one, self._new_connection, self.config.ssl) for one in sockets or ()]
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for one in self._acceptors:
+            one.close()
+            await one.wait_closed()
+        await super().shutdown(sockets)
+
+    def _new_connection(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def main_loop(self) -> None:
         """Ticks once a second, and ends when `stop` was called. uvicorn looks ten times a second whether to end."""

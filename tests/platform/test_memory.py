@@ -56,6 +56,38 @@ def test_freed_memory_is_given_back() -> None:
     assert kept < used / 4
 
 
+@needs_glibc
+def test_much_freed_memory_is_given_back_once() -> None:
+    """What was freed since the last return goes back if it is much. What stays, because it is little, is no reason for more."""
+    program = """
+from graftwork.platform import memory
+import psutil
+
+returns = []
+give_back, memory.give_memory_back = memory.give_memory_back, lambda: (returns.append(1), give_back())
+freed = memory.FreedMemory()
+freed.give_back()
+before = psutil.Process().memory_info().rss
+blocks, small = [], []
+for _ in range(640):
+    blocks.append(b"x" * 100_000)
+    small.append(bytes(4000))
+blocks.clear()
+for _ in range(3):
+    freed.give_back()
+kept = psutil.Process().memory_info().rss - before
+little = [bytes(100_000) for _ in range(20)]
+little.clear()
+freed.give_back()
+print(len(returns), kept)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    returns, kept = map(int, done.stdout.split())
+
+    assert returns == 1
+    assert kept < 16_000_000
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
 def test_resident_bytes() -> None:
     """The number is that of psutil, but for what was allocated between the two."""
