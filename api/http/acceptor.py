@@ -30,7 +30,7 @@ _FIRST_BEGUN = 8
 _LONGEST_TURN_S = 0.004
 """If a turn takes longer while connections wait, the next one begins fewer."""
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_REST_S = 1.0
+REST_S = 1.0
 """How long nothing is accepted after the machine had no descriptor or no memory for a connection."""
 _CLIENT_LEFT = getattr(select, "POLLRDHUP", 0)
 """What the system says of a connection that its client has closed, also before all was read; 0 where it does not say."""
@@ -95,9 +95,9 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NO_RESOURCES:
                     raise
-                _log.warning("No connection is accepted for %g s: %s.", _REST_S, error.strerror)
+                _log.warning("No connection is accepted for %g s: %s.", REST_S, error.strerror)
                 self._stop()
-                self._rest = self._loop.call_later(_REST_S, self._start)
+                self._rest = self._loop.call_later(REST_S, self._start)
                 break
             self._waiting.append(connected)
         if self._waiting and self._next_turn is None:

@@ -67,7 +67,7 @@ async def test_a_process_without_descriptors_accepts_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says so, rests, and then accepts who has waited."""
-    monkeypatch.setattr(module, "_REST_S", 0.01)
+    monkeypatch.setattr(module, "REST_S", 0.01)
     arrivals = Arrivals(3)
     with bind("127.0.0.1", 0) as bound, Exhausted(fileno=bound.detach()) as listening:
         acceptor = Acceptor(listening, arrivals, None)
