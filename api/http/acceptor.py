@@ -10,7 +10,6 @@ nobody else can connect for minutes. With the second, all of them begin at once,
 """
 
 import asyncio
-import errno
 import logging
 import select
 import socket
@@ -29,9 +28,8 @@ _MOST_BEGUN = 64
 _FIRST_BEGUN = 8
 _LONGEST_TURN_S = 0.004
 """If a turn takes longer while connections wait, the next one begins fewer."""
-_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 REST_S = 1.0
-"""How long nothing is accepted after the machine had no descriptor or no memory for a connection."""
+"""How long nothing is accepted after the system refused a connection, such as one for which no descriptor is left."""
 _CLIENT_LEFT = getattr(select, "POLLRDHUP", 0)
 """What the system says of a connection that its client has closed, also before all was read; 0 where it does not say."""
 
@@ -92,9 +90,7 @@ class Acceptor:
                 connected, _ = self._listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 break
-            except OSError as error:
-                if error.errno not in _NO_RESOURCES:
-                    raise
+            except OSError as error:  # usually, the process has no descriptor left, or the machine no memory
                 _log.warning("No connection is accepted for %g s: %s.", REST_S, error.strerror)
                 self._stop()
                 self._rest = self._loop.call_later(REST_S, self._start)
