@@ -81,8 +81,9 @@ class HttpServer(uvicorn.Server):
         self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets, "this server is given sockets that listen already"
         await super().startup([])
-        self._acceptors = [Acceptor(one, self._new_connection, self.config.ssl) for one in sockets or ()]
+        self._acceptors = [Acceptor(one, self._new_connection, self.config.ssl) for one in sockets]
         if self.started:
             self._on_ready()
 

@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
@@ -41,7 +42,7 @@ def check(server: TwoEngines) -> dict[str, Any]:
 
 def interrupted(server: TwoEngines) -> int:
     """How many requests are billed as those of a gateway that died."""
-    with sqlite3.connect(server.data_dir / "graftwork.db") as database:
+    with closing(sqlite3.connect(server.data_dir / "graftwork.db")) as database:
         rows = database.execute("SELECT COUNT(*) FROM usage_events WHERE outcome = 'interrupted'").fetchone()
     return int(rows[0])
 

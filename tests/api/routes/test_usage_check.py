@@ -144,6 +144,25 @@ async def test_a_wrong_row_is_found(gateway: Gateway, change: str, verdict: str)
     assert compared["examples"] == [answer.headers["x-request-id"]]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "verdict", "differences"), [(-1, "interrupted", 0), (0, "agrees", 0), (1, "more", 1)]
+)
+async def test_a_request_whose_gateway_died_is_billed_at_most_what_was_reported(
+    gateway: Gateway, tokens: int, verdict: str, differences: int
+) -> None:
+    """Its journal may lack tokens that the engine has reported, or have all of them; more is a difference."""
+    tenant = await gateway.tenant()
+    await tenant.client.post("/v1/chat/completions", json=chat())
+    await check(gateway)
+    change = "UPDATE usage_events SET outcome = 'interrupted', completion_tokens = completion_tokens + :tokens"
+    async with gateway.resources.server.database.write() as session:
+        await session.execute(text(change), {"tokens": tokens})
+
+    body = await check(gateway)
+
+    assert (verdicts(body), body["differences"]) == ({verdict: 1}, differences)
+
+
 async def test_a_bill_without_a_report_is_found(gateway: Gateway) -> None:
     """A row that no engine has reported is a difference."""
     tenant = await gateway.tenant()
