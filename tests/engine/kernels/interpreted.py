@@ -2,7 +2,8 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ def interpreted_copies(names: Sequence[str]) -> dict[str, ModuleType]:
     after triton itself, so that compiled kernels still work in the same process. Skips the test without triton.
     """
     pytest.importorskip("triton", reason="the kernels extra is not installed")
+    prepare_interpreter()
     parents = {name: vars(importlib.import_module(name.rpartition(".")[0])) for name in names}
     own = {name: name.rpartition(".")[2] for name in names}
     compiled = {name: sys.modules.pop(name) for name in names if name in sys.modules}
@@ -33,6 +35,54 @@ def interpreted_copies(names: Sequence[str]) -> dict[str, ModuleType]:
         sys.modules.update(compiled)
         for name, module in attributes.items():
             parents[name][own[name]] = module
+
+
+@cache
+def prepare_interpreter() -> None:
+    """Lets Triton's interpreter work as a GPU does where it can, and leave out what it does again and again.
+
+    Numbers of lanes that a mask leaves out may be anything, such as what was in the memory before, so numpy must not warn of
+    them. At each call of a device function the interpreter replaces the builtins of triton.language, as the launch of the
+    kernel has done already; and it makes a table of all types whenever it needs the type of an array: both together are a
+    third of its time, and no result follows from them.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    replace_builtins, find_type = interpreter._patch_lang, interpreter._get_np_dtype
+    launch = interpreter.GridExecutor.__call__
+    types: dict[str, Any] = {}
+
+    @cache
+    def languages(function: Callable[..., Any]) -> list[ModuleType]:
+        return [
+            one for one in (language, language.core) if any(one is value for value in function.__globals__.values())
+        ]
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(language.core.is_builtin(one.load) for one in languages(self.fn)):
+            replace_builtins(self.fn)
+        try:
+            return self.rewrite()(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    def type_of(triton_type: Any) -> Any:
+        element = triton_type.scalar
+        if element.is_ptr():
+            return find_type(element)
+        if element.name not in types:
+            types[element.name] = find_type(element)
+        return types[element.name]
+
+    @wraps(launch)
+    def launch_quietly(*args: Any, **kwargs: Any) -> None:
+        with np.errstate(all="ignore"):
+            launch(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+    interpreter.GridExecutor.__call__ = launch_quietly
+    interpreter._get_np_dtype = type_of
 
 
 def add_in_one_order(patch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,6 @@ def test_a_row_has_the_same_bytes_alone(interpreted_rows: dict[str, ModuleType],
     assert torch.equal(alone.scales(0)[:, page], together.scales(0)[:, page])
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # of the interpreter
 @FORMS
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_a_head_that_is_not_finite_stays_so(

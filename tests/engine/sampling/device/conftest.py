@@ -1,9 +1,7 @@
 """Fixtures that run the sampling kernels by Triton's interpreter on CPU tensors."""
 
-from collections.abc import Iterator
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from tests.engine.kernels.interpreted import interpreted_copies
@@ -21,14 +19,7 @@ WITH_KERNELS = (
 
 
 @pytest.fixture(scope="session")
-def interpreted_modules() -> dict[str, ModuleType]:
+def interpreted() -> dict[str, ModuleType]:
     """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
     copies = interpreted_copies(["graftwork.engine.kernels.blocks", *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
     return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS}
-
-
-@pytest.fixture
-def interpreted(interpreted_modules: dict[str, ModuleType]) -> Iterator[dict[str, ModuleType]]:
-    """The interpreted modules. NaN and infinities come without a warning, as on a GPU."""
-    with np.errstate(all="ignore"):
-        yield interpreted_modules
