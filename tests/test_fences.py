@@ -61,6 +61,7 @@ CLOCK_READERS = (
 """The tests that may import `time`: in the fast suite no assertion depends on how fast the machine is."""
 FOREIGN_PRIVATES = {
     "_request_id": "of an answer in OpenAI's and Anthropic's SDKs, whose documents name it",
+    **dict.fromkeys(("_patch_lang", "_get_np_dtype"), "of Triton's interpreter, which has nothing public"),
     **dict.fromkeys(("_get_local_constants", "_local_constants"), "of Hypothesis, without a setting for what it does"),
 }
 ENVIRONMENT_READERS = ("platform/settings/settings.py", "platform/environment.py", "api/sdk/*", "api/cli/*")

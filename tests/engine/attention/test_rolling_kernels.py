@@ -14,7 +14,6 @@ from graftwork.engine.core.sampling import RollingWindow
 from tests.engine.attention.batches import piece
 from tests.engine.attention.cases import Step, TextRotation, random_step, run_kernels
 from tests.engine.attention.test_kernels import shape_of, some_slow
-from tests.engine.kernels.interpreted import add_in_one_order
 
 FREQUENCIES = 1 / 10.0 ** (torch.arange(8) / 8)
 ROTATION = TextRotation(FREQUENCIES)
@@ -143,12 +142,6 @@ def some_rows(whole: Step, *parts: tuple[int, int, int, int]) -> Step:
     return replace(whole, pieces=tuple(pieces), query=whole.query[rows])
 
 
-@pytest.fixture
-def _ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_in_one_order(monkeypatch)
-
-
-@pytest.mark.usefixtures("_ordered_products")
 @pytest.mark.parametrize("window", [RollingWindow(5, 21), RollingWindow(260, 290)])
 def test_the_bits_of_a_row_follow_from_its_request_alone(
     interpreted: dict[str, ModuleType], window: RollingWindow

@@ -9,14 +9,8 @@ import torch
 from graftwork.engine.attention.kernel_shape import AttentionShape
 from tests.engine.attention.batches import piece
 from tests.engine.attention.cases import Step, random_step, run_kernels
-from tests.engine.kernels.interpreted import add_in_one_order
 
 PAGE_TOKENS = 16
-
-
-@pytest.fixture(autouse=True)
-def _ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_in_one_order(monkeypatch)
 
 
 def step_of(whole: Step, *parts: tuple[int, int, int, int]) -> Step:

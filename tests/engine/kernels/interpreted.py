@@ -41,16 +41,18 @@ def interpreted_copies(names: Sequence[str]) -> dict[str, ModuleType]:
 def prepare_interpreter() -> None:
     """Lets Triton's interpreter work as a GPU does where it can, and leave out what it does again and again.
 
-    Numbers of lanes that a mask leaves out may be anything, such as what was in the memory before, so numpy must not warn of
-    them. At each call of a device function the interpreter replaces the builtins of triton.language, as the launch of the
-    kernel has done already; and it makes a table of all types whenever it needs the type of an array: both together are a
-    third of its time, and no result follows from them.
+    Products of matrices add in one order, as matrix units do; BLAS may add in another way in other rows of a tile, in tiles
+    of another size and on another processor. Numbers of lanes that a mask leaves out may be anything, such as what was in
+    the memory before, so numpy does not warn of them.
+    At each call of a device function the interpreter replaces the builtins of triton.language, as the launch of the kernel
+    has done already; and it makes a table of all types whenever it needs the type of an array. Both are left out: they are
+    a third of its time, and no result follows from them.
     """
     from triton import language
     from triton.runtime import interpreter
 
     replace_builtins, find_type = interpreter._patch_lang, interpreter._get_np_dtype
-    launch = interpreter.GridExecutor.__call__
+    launch, multiply = interpreter.GridExecutor.__call__, interpreter.InterpreterBuilder.create_dot
     types: dict[str, Any] = {}
 
     @cache
@@ -80,22 +82,13 @@ def prepare_interpreter() -> None:
         with np.errstate(all="ignore"):
             launch(*args, **kwargs)
 
+    def multiply_in_one_order(self: Any, a: Any, b: Any, total: Any, *more: Any) -> Any:
+        if a.data.ndim > 2 or np.uint8 in (a.data.dtype, b.data.dtype):  # float8
+            return multiply(self, a, b, total, *more)
+        rows, columns = (np.ascontiguousarray(one.data, total.data.dtype) for one in (a, b))
+        return interpreter.TensorHandle(np.einsum("ik,kj->ij", rows, columns) + total.data, total.dtype.scalar)
+
     interpreter.InterpretedFunction.__call__ = call
+    interpreter.InterpreterBuilder.create_dot = multiply_in_one_order
     interpreter.GridExecutor.__call__ = launch_quietly
     interpreter._get_np_dtype = type_of
-
-
-def add_in_one_order(patch: pytest.MonkeyPatch) -> None:
-    """Lets interpreted products of matrices add in one order, as matrix units do. BLAS may add in another way in other
-    rows of a tile, or in tiles of another size.
-    """
-    pytest.importorskip("triton", reason="the kernels extra is not installed")
-    from triton.runtime import interpreter
-
-    def create_dot(_: Any, a: Any, b: Any, total: Any, *__: Any) -> Any:
-        products = np.zeros_like(total.data)
-        for index in range(a.data.shape[1]):
-            products += a.data[:, index, None] * b.data[index]
-        return interpreter.TensorHandle(products + total.data, total.dtype.scalar)
-
-    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -15,7 +15,6 @@ from graftwork.engine.quantization.linear import QuantizedLinear, StepKinds
 from graftwork.engine.quantization.triton.selftest import rounded_rows
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes, QuantizedWeight
 from tests.engine.experts.triton.test_kernels import ROUNDING, arranged, random_choice
-from tests.engine.kernels.interpreted import add_in_one_order
 from tests.engine.quantization.test_products import random_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -115,11 +114,8 @@ def test_experts_have_orders_and_zero_points_of_their_own(interpreted: dict[str,
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "int4, small groups", "int8", "fp8 blocks"])
-def test_neighbours_do_not_change_a_bit(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_neighbours_do_not_change_a_bit(interpreted: dict[str, ModuleType], form: str) -> None:
     """A token's rows have the same bits alone, among few and among many, where tiles are larger."""
-    add_in_one_order(monkeypatch)
     table = table_of(interpreted, weights_of(form, 40, 160))
     x, chosen = torch.randn(100, 160, generator=torch.Generator().manual_seed(6)), random_choice(100, 2, NUM_EXPERTS, 7)
 
@@ -165,12 +161,9 @@ def float8_products(
 
 
 @pytest.mark.parametrize("group", [64, 128, WHOLE_ROW])
-def test_rows_in_float8_give_the_product_of_the_rounded_rows(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, group: int
-) -> None:
+def test_rows_in_float8_give_the_product_of_the_rounded_rows(interpreted: dict[str, ModuleType], group: int) -> None:
     """Rows that are rounded with scales of their own give their exact products, in tiles of 64 rows, with the bits that a token
     has alone."""
-    add_in_one_order(monkeypatch)
     weights = [random_weight(Codes.FLOAT8, 40, 160, group, seed=seed) for seed in range(NUM_EXPERTS)]
     x, chosen = torch.randn(70, 160, generator=torch.Generator().manual_seed(6)), random_choice(70, 2, NUM_EXPERTS, 7)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.mlp_weights import DenseWeights, RoutedWeights
-from tests.engine.kernels.interpreted import add_in_one_order
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 CPU = torch.device("cpu")
@@ -114,12 +113,9 @@ def test_products_are_those_of_each_expert(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_neighbours_do_not_change_a_bit(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_neighbours_do_not_change_a_bit(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
     """A token's rows have the same bits alone, among few and among many, where tiles are larger and others choose its
     experts."""
-    add_in_one_order(monkeypatch)
     launch, generator = interpreted["launch"], torch.Generator().manual_seed(6)
     weights = list(torch.randn(3, 40, 264, generator=generator).to(dtype))
     table = launch.ExpertTable.of(weights, None)

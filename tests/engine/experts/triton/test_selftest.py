@@ -17,7 +17,6 @@ from graftwork.engine.quantization.scheme import Method, Scheme
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes
 from graftwork.engine.runner.choose_experts import choose_experts
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.kernels.interpreted import add_in_one_order
 from tests.engine.quantization.test_products import random_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -26,11 +25,8 @@ FP32 = torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_kernels_that_compute_pass(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
     """The kernels pass the self-test in every served dtype."""
-    add_in_one_order(monkeypatch)
     assert interpreted["selftest"].why_expert_kernels_fail(CPU, dtype) is None
 
 
@@ -46,23 +42,16 @@ def test_kernels_that_compute_pass(
     ],
 )
 def test_kernels_that_read_codes_pass(
-    interpreted: dict[str, ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Codes,
-    group: int,
-    sort: bool,
-    dtype: torch.dtype,
+    interpreted: dict[str, ModuleType], kind: Codes, group: int, sort: bool, dtype: torch.dtype
 ) -> None:
     """The kernels pass the self-test for each kind of codes, with zero points and sorted columns, in every served dtype."""
-    add_in_one_order(monkeypatch)
     form = random_weight(kind, 4, 256, group, sort=sort)
 
     assert interpreted["selftest"].why_code_experts_fail(form, CPU, dtype) is None
 
 
-def test_kernels_that_round_rows_pass(interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_round_rows_pass(interpreted: dict[str, ModuleType]) -> None:
     """The kernels that multiply float8 with float8 pass the self-test too."""
-    add_in_one_order(monkeypatch)
     form = random_weight(Codes.FLOAT8, 4, 256, 128)
 
     assert interpreted["selftest"].why_code_experts_fail(form, CPU, torch.bfloat16, rounds_rows=True) is None

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes
-from tests.engine.kernels.interpreted import add_in_one_order
 from tests.engine.quantization.test_products import random_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -73,9 +72,8 @@ def test_products_are_those_of_the_rounded_rows(interpreted: dict[str, ModuleTyp
     assert (y - (x.double() @ weight.dense(torch.float64).t() + bias)).abs().max() > 1e-3 * exact.abs().max()
 
 
-def test_neighbours_do_not_change_a_bit(interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_do_not_change_a_bit(interpreted: dict[str, ModuleType]) -> None:
     """A row has the same bits alone, beside larger rows, and in another tile."""
-    add_in_one_order(monkeypatch)
     launch, weight = interpreted["float8_launch"], random_weight(Codes.FLOAT8, 40, 1024, WHOLE_ROW)
     table = interpreted["launch"].CodesTable.of_float8(weight)
     x = torch.randn(70, 1024, generator=torch.Generator().manual_seed(3))

@@ -7,7 +7,6 @@ import torch
 
 from graftwork.engine.kernels.launch import TRITON_DTYPES, Launch
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes, QuantizedWeight
-from tests.engine.kernels.interpreted import add_in_one_order
 from tests.engine.quantization.test_products import random_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -144,11 +143,8 @@ def test_every_power_of_two_is_exact(interpreted: dict[str, ModuleType]) -> None
 
 
 @pytest.mark.parametrize("kind", Codes)
-def test_neighbours_do_not_change_a_bit(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, kind: Codes
-) -> None:
+def test_neighbours_do_not_change_a_bit(interpreted: dict[str, ModuleType], kind: Codes) -> None:
     """A row has the same bits alone, among few, and among so many that its tile is larger."""
-    add_in_one_order(monkeypatch)
     launch, weight = interpreted["launch"], random_weight(kind, 40, 1376, 64)
     x = torch.randn(20, 1376, generator=torch.Generator().manual_seed(4))
 
@@ -159,11 +155,8 @@ def test_neighbours_do_not_change_a_bit(
 
 
 @pytest.mark.parametrize("group", [128, WHOLE_ROW])
-def test_one_program_adds_spans_as_several_do(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, group: int
-) -> None:
+def test_one_program_adds_spans_as_several_do(interpreted: dict[str, ModuleType], group: int) -> None:
     """A row has the same bits where a program has one span, as with few rows, and where it has all."""
-    add_in_one_order(monkeypatch)
     launch, weight = interpreted["launch"], random_weight(Codes.INT8, 2050, 1024, group)
     x, y = torch.randn(33, 1024, generator=torch.Generator().manual_seed(5)), torch.empty(33, 2050)
     table = launch.CodesTable.of(weight.for_kernels)

@@ -14,7 +14,6 @@ from graftwork.engine.model.weights import DecoderWeights
 from graftwork.engine.quantization.linear import QuantizedLinear, StepKinds
 from graftwork.engine.quantization.weight import WHOLE_ROW, Codes
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.kernels.interpreted import add_in_one_order
 from tests.engine.quantization.test_products import random_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -23,11 +22,8 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", Codes)
-def test_kernels_that_compute_pass(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, kind: Codes, dtype: torch.dtype
-) -> None:
+def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], kind: Codes, dtype: torch.dtype) -> None:
     """The kernels pass the self-test for every kind of codes, in every served dtype."""
-    add_in_one_order(monkeypatch)
     groups = {Codes.INT4: 128, Codes.FLOAT4: 32}
     form = random_weight(kind, 4, 256, groups.get(kind, WHOLE_ROW))
 
@@ -35,11 +31,8 @@ def test_kernels_that_compute_pass(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_in_float8_pass(
-    interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_rows_in_float8_pass(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
     """The kernels that round rows pass the self-test too."""
-    add_in_one_order(monkeypatch)
     form = random_weight(Codes.FLOAT8, 4, 256, 128)
 
     assert interpreted["selftest"].why_weight_kernels_fail(form, CPU, dtype, rounds_rows=True) is None
