@@ -128,7 +128,7 @@ def build_engine(
     description = _describe(settings, limits, storage.sizes.device_pages // storage.sizes.frames_of_page)
     tracker = costs or CostTracker(UNMEASURED)
     copies = ranks.copies(lambda report: build_page_copier(config, storage, report, clock), inbox.put)
-    kv_cache = KvCacheManager(storage.sizes, LowerTiers(copies, tracker, ranks.disk()), clock)
+    kv_cache = _kv_cache(storage, LowerTiers(copies, tracker, ranks.disk()), clock)
     on_device = _device_adapters(config, storage, kv_cache, ranks.lora(parts.lora), inbox)
     base = ranks.base(parts.weights)
     tester = _tester(parts, base, ranks.probe_device)
@@ -270,6 +270,12 @@ def _tester(parts: RunnerParts, base: BaseModules, device: torch.device) -> Adap
         return build_probe_lora(parts.config, parts.model, parts.lora, device, parts.dtype)
 
     return AdapterTester(base, parts.dtype, ProbeDevice.of(device, new_backend))
+
+
+def _kv_cache(storage: KvStorage, lower: LowerTiers, clock: Clock) -> KvCacheManager:
+    kv_cache = KvCacheManager(storage.sizes, lower, clock)
+    storage.clear_ahead_of(kv_cache.page_store)
+    return kv_cache
 
 
 def _device_adapters(

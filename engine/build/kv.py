@@ -20,6 +20,7 @@ from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.shared import LIST_EVERY_S, TierStore, open_bucket, take_slot
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.engine.kv.index.kv_sizes import KvSizes
+from graftwork.engine.kv.index.page_store import PageStore
 from graftwork.engine.kv.index.page_windows import PageWindows, frames_for
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page, frame_bytes_for
@@ -45,6 +46,11 @@ class KvStorage:
     """The KV cache: a view of `device_memory` as pages."""
     host: HostMemory
     disk: TierStore | None
+
+    def clear_ahead_of(self, page_store: PageStore) -> None:
+        """Lets the memory of the device and the host know which pages are taken, so that the next ones are ready in time."""
+        page_store.device.on_taken = self.device_memory.used_up_to
+        page_store.host.on_taken = self.host.used_up_to
 
 
 _CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ Invariant: total = free + in flight + idle + active + lent.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,8 @@ class PagePool:
         self._num_lent = 0
         self._num_idle = 0
         self._num_in_flight = 0
+        self.on_taken: Callable[[int], None] = lambda page: None
+        """A callback that gets the highest number of the pages that were allocated together."""
 
     @property
     def free_pages(self) -> int:
@@ -117,6 +119,8 @@ class PagePool:
         for page in taken:
             self._holders[page] = 1
         self._num_free -= count
+        if taken:
+            self.on_taken(taken[-1])
         return taken
 
     def hold(self, pages: Iterable[PageId]) -> None:

@@ -13,7 +13,7 @@ import torch
 from graftwork.engine.kv.transfer.kv_format import KvFormat, PlainKv, StoredKv
 from graftwork.engine.kv.transfer.layer_groups import LayerGroups, one_group
 from graftwork.engine.kv.transfer.plan import LayerGates
-from graftwork.engine.kv.transfer.system_memory import mapped_memory
+from graftwork.engine.kv.transfer.system_memory import ClearedAhead, mapped_memory
 from graftwork.engine.model.config import ModelConfig
 
 _ALIGNMENT = 64
@@ -33,8 +33,10 @@ class DeviceMemory:
         self.num_frames = num_frames
         self.frame_bytes = frame_bytes_for(used_bytes)
         shape = num_frames + EXTRA_FRAMES, self.frame_bytes
+        self._ahead: ClearedAhead | None = None
         if device.type == "cpu":
-            self.frames = mapped_memory(shape[0] * shape[1]).view(shape)
+            memory = mapped_memory(shape[0] * shape[1])
+            self._ahead, self.frames = ClearedAhead(memory).start(), memory.view(shape)
         else:
             self.frames = torch.empty(shape, dtype=torch.uint8, device=device)
         self.frames[self.null_frame :] = 0  # padding rows read the page after it too, before they write there
@@ -64,6 +66,11 @@ class DeviceMemory:
         """
         start = first_frame * self.frame_bytes
         return self.frames.flatten()[start : start + num_bytes]
+
+    def used_up_to(self, page: int) -> None:
+        """Says that the KV pages up to this number will be written soon (see ClearedAhead). Any thread may say so."""
+        if self._ahead is not None:
+            self._ahead.used_up_to((page + 1) * self.frame_bytes)
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
         """Copies the content of frames (device memory of one page each) to other frames, as if all copies happened at

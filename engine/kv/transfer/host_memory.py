@@ -7,7 +7,7 @@ transfers it. The bytes of a page are consecutive, so they are written to disk u
 
 import torch
 
-from graftwork.engine.kv.transfer.system_memory import HostRegistry, PinnedBlock, mapped_memory
+from graftwork.engine.kv.transfer.system_memory import ClearedAhead, HostRegistry, PinnedBlock, mapped_memory
 
 
 class HostMemory:
@@ -22,6 +22,7 @@ class HostMemory:
         num_bytes = num_pages * self.page_bytes
         self._pinned = PinnedBlock(num_bytes, registry) if registry is not None and num_bytes else None
         block = mapped_memory(num_bytes) if self._pinned is None else self._pinned.data
+        self._ahead = ClearedAhead(block).start() if self._pinned is None else None
         self._bytes = block.view(num_pages, self.page_bytes)
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
 
@@ -29,6 +30,11 @@ class HostMemory:
         """Ends the pinning, if the memory is pinned. No copy may use the memory any more."""
         if self._pinned is not None:
             self._pinned.close()
+
+    def used_up_to(self, page: int) -> None:
+        """Says that the pages up to this number will be written soon (see ClearedAhead). Any thread may say so."""
+        if self._ahead is not None:
+            self._ahead.used_up_to((page + 1) * self.page_bytes)
 
     @property
     def block(self) -> torch.Tensor:

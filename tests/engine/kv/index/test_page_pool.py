@@ -10,13 +10,17 @@ NUM_PAGES = 10_000
 
 
 def test_the_lowest_free_pages_are_allocated_first() -> None:
-    """Whatever was released, lent or moved, an allocation takes the free pages with the lowest numbers."""
+    """Whatever was released, lent or moved, an allocation takes the free pages with the lowest numbers, and says up to which."""
     random = Random(1)
     pool, free, held, lent = PagePool(NUM_PAGES), set(range(NUM_PAGES)), set[int](), set[int]()
+    reported: list[int] = []
+    pool.on_taken = reported.append
     for _ in range(300):
         count = random.randint(0, min(len(free), random.choice([3, 500, 6000])))
         expected = sorted(free)[:count]
         assert pool.allocate(count) == expected
+        assert reported == expected[-1:]
+        reported.clear()
         free.difference_update(expected)
         held.update(expected)
 

@@ -1,15 +1,19 @@
-"""Memory from the system: it comes in huge pages and only when it is used. Pinned memory takes the bytes that were asked for,
-and is pinned from its making to its closing.
+"""Memory from the system: it comes in huge pages, and only when it is used or soon will be. Pinned memory takes the bytes that
+were asked for, and is pinned from its making to its closing.
 """
 
+import gc
 import mmap
+import threading
 from pathlib import Path
+from platform import release
 
 import pytest
 import torch
 
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.host_memory import HostMemory
-from graftwork.engine.kv.transfer.system_memory import PinnedBlock, mapped_memory
+from graftwork.engine.kv.transfer.system_memory import ClearedAhead, PinnedBlock, mapped_memory
 
 
 class FakeRegistry:
@@ -111,6 +115,70 @@ def test_mapped_memory_is_zero_resident_only_where_written_and_in_huge_pages() -
     assert after["Rss"] in ("4 kB", "2048 kB")
     assert ("hg" in after["VmFlags"].split()) == Path("/sys/kernel/mm/transparent_hugepage").exists()
     assert int(block.sum()) == 7
+
+
+HAS_POPULATE = Path("/proc/self/smaps").exists() and tuple(map(int, release().split(".")[:2])) >= (5, 14)
+needs_populate = pytest.mark.skipif(not HAS_POPULATE, reason="only Linux 5.14 and later clear memory ahead")
+MIB = 2**20
+
+
+def resident_mib(block: torch.Tensor) -> int:
+    """Returns how much of a block takes memory, in MiB."""
+    return int(_smaps(block.data_ptr())["Rss"].removesuffix(" kB")) // 1024
+
+
+@needs_populate
+def test_what_is_cleared_ahead_follows_use_and_keeps_what_was_written() -> None:
+    """Of 64 MiB, 8 are ready when nothing is used, and 8 more than is used later, up to a huge page more or less; never more
+    than the block has. Bytes that were written before stay.
+    """
+    block = mapped_memory(64 * MIB)
+    block[5 * MIB], block[39 * MIB] = 7, 9
+    memory = ClearedAhead(block, 8 * MIB)
+
+    for used, ready in ((0, 8), (20 * MIB, 28), (10 * MIB, 28), (63 * MIB, 64)):
+        memory.used_up_to(used)
+        while memory.clear_chunk():
+            pass
+        other = 2 if used < 39 * MIB else 0  # the page of the byte that was written further on
+        assert ready - 2 <= resident_mib(block) <= ready + 2 + other
+    assert not memory.clear_chunk()
+    assert (int(block[5 * MIB]), int(block[39 * MIB]), int(block.sum())) == (7, 9, 16)
+
+
+def clearing_threads() -> set[threading.Thread]:
+    """Returns the threads that clear memory ahead."""
+    return {one for one in threading.enumerate() if one.name == "clear-memory"}
+
+
+@needs_populate
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_the_memory_of_a_tier_is_cleared_by_a_thread_that_ends_with_it(tier: str) -> None:
+    """The thread makes ready what the tier's pages are said to reach, and ends when the tier has gone."""
+    before = clearing_threads()
+    num_pages, page_bytes = 96, MIB
+    pages: DeviceMemory | HostMemory
+    if tier == "device":
+        pages = DeviceMemory(num_pages, page_bytes, torch.device("cpu"))
+        block = pages.frames
+    else:
+        pages = HostMemory(num_pages, (page_bytes,), torch.uint8)
+        block = pages.block
+    [thread] = clearing_threads() - before
+    pages.used_up_to(num_pages - 1)
+    while resident_mib(block) < num_pages - 2:
+        thread.join(timeout=0.01)
+        assert thread.is_alive()
+    del pages
+    gc.collect()
+    thread.join()
+
+
+def test_a_small_block_has_no_thread() -> None:
+    """What two huge pages hold is cleared as it is written: a thread for each small engine of a test would be too many."""
+    before = clearing_threads()
+    HostMemory(4, (MIB,), torch.uint8).used_up_to(3)
+    assert clearing_threads() == before
 
 
 def test_mapped_memory_of_no_bytes_is_empty() -> None:
