@@ -10,6 +10,7 @@ Each scene keeps a promise that can be read from its figures (benchmarks/schedul
     long      prompts of 30,000 tokens beside a chat
     tiers     priority requests beside a flood of flex requests and a normal load, with a target of inter-token time
     urgent    priority requests beside a flood of flex requests alone
+    chats     the clients of `graftwork bench fairness` on its machine: two heavy tenants, two light ones, one of agents
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +24,11 @@ from benchmarks.simulation.clients import (
     Client,
     LoopingClient,
     PoissonClient,
+    Program,
     Requests,
     Tenant,
 )
-from benchmarks.simulation.step_cost import DEVICE_ONLY_8B, LLAMA_8B, QWEN_7B, STEADY_8B, Machine
+from benchmarks.simulation.step_cost import DEMO_ON_CPU, DEVICE_ONLY_8B, LLAMA_8B, QWEN_7B, STEADY_8B, Machine
 
 from graftwork.engine.core.requests import ServiceTier
 
@@ -36,6 +38,21 @@ LONG_PROMPT = Requests(prompt=Lognormal(30_000, 0.01), output=Lognormal(50, 0.1)
 
 CHATS_PER_S = 11.0
 """The most chats that LLAMA_8B answers in a second with 64 places, as measured with LoopingClient."""
+
+
+STORY = Requests(prompt=Lognormal(137, 0.03), output=Lognormal(64, 0.01))
+QUESTION = Requests(prompt=Lognormal(60, 0.04), output=Lognormal(8, 0.01))
+TALK = Program(
+    turns=Lognormal(6, 0.01),
+    prompt_tokens=16,
+    first=Lognormal(90, 0.05),
+    appended=Lognormal(95, 0.05),
+    output=Lognormal(24, 0.01),
+    tool_s=Lognormal(0.5, 0.01),
+    context_tokens=2_000,
+)
+STORIES_PER_S = 29.0
+"""What `graftwork bench fairness` measured as the capacity of DEMO_ON_CPU."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,16 @@ def _urgent(seed: int) -> list[Client]:
     return [client for client in _tiers(seed) if client.tenant.name != "normal"]
 
 
+def _chats(seed: int) -> list[Client]:
+    return [
+        PoissonClient(Tenant("flood"), STORY, 3 * STORIES_PER_S, seed),
+        PoissonClient(Tenant("crowd", 2.0), STORY, 1.2 * STORIES_PER_S, seed),
+        PoissonClient(Tenant("light-1"), QUESTION, 2.0, seed),
+        PoissonClient(Tenant("light-2"), QUESTION, 2.0, seed),
+        AgentClient(Tenant("agents"), TALK, 1, seed),
+    ]
+
+
 SCENES = {
     scene.name: scene
     for scene in (
@@ -107,6 +134,7 @@ SCENES = {
         Scene("long", LLAMA_8B, _long),
         Scene("tiers", STEADY_8B, _tiers),
         Scene("urgent", STEADY_8B, _urgent),
+        Scene("chats", DEMO_ON_CPU, _chats),
     )
 }
 

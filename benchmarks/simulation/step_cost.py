@@ -1,8 +1,8 @@
-"""The seconds of one step on a GPU, by arithmetic, and the machine in which a simulated scheduler runs.
+"""The seconds of one step, and the machine in which a simulated scheduler runs: GPUs by arithmetic, one CPU as measured.
 
 A step reads all weights once, computes its prompt tokens at the rate of the matrix units, and reads the KV of all its
 contexts. Source of the form: Sarathi-Serve (Agrawal et al. 2024, arXiv 2403.02310, §3) and the roofline of the device.
-The figures are arithmetic over published rates, not measurements: H100 SXM 3.35 TB/s of which 85 % are reached, and
+The figures of GPUs are arithmetic over published rates, not measurements: H100 SXM 3.35 TB/s of which 85 % are reached, and
 400 TFLOP/s in bf16 prefill, as `hardware.py` has them.
 """
 
@@ -27,6 +27,8 @@ class StepCost:
     """Of one prompt token and one token before it."""
     context_token_s: float
     """Of one token of the context of a decoding row: its KV is read."""
+    prompt_s: float = 0.0
+    """Of each prompt, besides its tokens."""
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns the seconds of the step `plan`."""
@@ -36,7 +38,7 @@ class StepCost:
                 seconds += self.row_s + self.context_token_s * piece.start
             else:
                 attended = piece.num_tokens * (piece.start + piece.num_tokens / 2)
-                seconds += self.prefill_token_s * piece.num_tokens + self.attended_s * attended
+                seconds += self.prompt_s + self.prefill_token_s * piece.num_tokens + self.attended_s * attended
         return seconds
 
 
@@ -95,3 +97,23 @@ STEADY_8B = replace(LLAMA_8B, target_itl_s=0.05)
 """With the default of the setting `target_itl_ms` on a GPU."""
 QWEN_7B = machine_of("Qwen2.5 7B 1M on one H100", 7.6e9, 28, 3584, 4, page_tokens=256)
 """For contexts of agents: KV for 990,000 tokens."""
+DEMO_ON_CPU = Machine(
+    name="the demo's model on one core of an EPYC",
+    cost=StepCost(2.1e-3, 0.31e-3, 42e-6, 1e-9, 0.0, prompt_s=2.2e-3),
+    hardware=Hardware(
+        kv_token_bytes=4096,
+        device_kv_bytes=4096 * 12_000,
+        host_kv_bytes=4096 * 60_000,
+        prefill_token_s=42e-6,
+        prefill_attended_s=1e-9,
+        prefill_fixed_s=4.3e-3,
+        context_tokens=2048,
+    ),
+    page_tokens=16,
+    max_running=16,
+    max_batch_tokens=512,
+    target_itl_s=0.012,
+)
+"""With the settings of `graftwork bench fairness`. Fitted to the medians of its steps on 2026-11-29: 6.8 ms with 15 rows, 11.5
+with a prompt of 60 tokens beside them, 14.7 with one of 137, and 6.8 with one of 60 alone.
+"""

@@ -193,8 +193,8 @@ target cannot be met, because decoding alone takes nearly that long. With 0.25, 
 batch full: on a CPU with steps of 10 ms and a target of 12, a third of the places stayed empty.
 """
 _END_SHARE = 0.25
-"""By this fraction of the target a step may take longer if it then ends a prompt: a step of its own for a few tokens more
-would cost all requests a step's fixed time.
+"""By this fraction of the target a step may take longer if it then ends a prompt: a further step for a few tokens more would
+cost all requests a step's fixed time.
 """
 
 
@@ -348,9 +348,9 @@ class StepTimes:
         decoding_s = self.costs.seconds(StepLoad(rows))
         return PromptRoom(self.costs, rows, decoding_s, self._page_tokens, least_share=share)
 
-    def allows_between_tokens(self, seconds: float) -> bool:
-        """Returns whether decoding requests may wait so long for their next token."""
-        return self._target_s is None or seconds <= self._target_s
+    def may_end_prompt_within(self, seconds: float) -> bool:
+        """Returns whether decoding requests may wait so long for their next token, because a prompt ends before it."""
+        return self._target_s is None or seconds <= (1 + _END_SHARE) * self._target_s
 
     def begin(self, plan: StepPlan, *, is_typical: bool) -> None:
         """Starts to measure a step. Each step must be ended by `end`, in the same order.

@@ -13,6 +13,8 @@ from tests.hypothesis_profiles import examples
 
 ROWS_COST = PrefillCost(fixed_s=0.001, token_s=0.001, attended_s=0.0)
 """A device on which a row takes as long as a step without rows."""
+BOTH_COST = PrefillCost(fixed_s=0.02, token_s=0.001, attended_s=0.0)
+"""A device on which 20 rows take as long as a step without rows."""
 STEPS_COST = PrefillCost(fixed_s=0.1, token_s=0.0001, attended_s=0.0)
 """A device on which a step takes as long with few rows as with many."""
 FLOOD, LIGHT = IsolationDomain(b"flood"), IsolationDomain(b"light")
@@ -49,8 +51,10 @@ def test_a_new_prompt_of_another_domain_goes_first_and_the_others_go_on_in_the_n
 
 
 def test_a_prompt_runs_beside_the_others_where_a_step_of_its_own_gains_little() -> None:
-    """Not on a device that needs as long for few rows, not beside few rows, and not for a prompt that is long itself."""
-    for cost, num_rows, prompt in ((STEPS_COST, 30, 3), (ROWS_COST, 4, 3), (ROWS_COST, 30, 20)):
+    """Not on a device that needs as long for few rows, not beside few rows, not for a prompt that is long itself, and not where
+    both steps together take 73 ms in place of 53.
+    """
+    for cost, num_rows, prompt in ((STEPS_COST, 30, 3), (ROWS_COST, 1, 3), (ROWS_COST, 10, 30), (BOTH_COST, 30, 3)):
         driver = flooded(cost, num_rows)
         driver.submit("light", prompt, domain=LIGHT)
 
@@ -109,9 +113,9 @@ def test_prompts_of_flex_requests_lengthen_steps_by_little_while_a_higher_tier_i
     assert [piece.num_tokens for piece in plan.slices if piece.request_id == "default"] == [25]
 
 
-def test_both_steps_together_keep_the_target_inter_token_time() -> None:
-    """A step of 3 prompt tokens takes 4 ms, and one with the 30 rows too takes 34 ms: together the others wait 38 ms."""
-    for target_s, first in ((0.037, {"flood", "light"}), (0.039, {"light"})):
+def test_both_steps_take_at_most_a_quarter_more_than_the_target_inter_token_time() -> None:
+    """A step of 3 prompt tokens takes 4 ms, and one with the 30 rows 31 ms: the rows wait 35 ms, 1.25 times a target of 28."""
+    for target_s, first in ((0.0279, {"flood", "light"}), (0.0281, {"light"})):
         driver = flooded(ROWS_COST, target_itl_s=target_s)
         driver.submit("light", 3, domain=LIGHT)
 
