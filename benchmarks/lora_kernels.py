@@ -114,18 +114,22 @@ def copy_bandwidth() -> float:
     return float(2 * source.nbytes / (milliseconds * 1e-3))
 
 
-def table_of(cell: Cell) -> SliceTable:
-    """Adapters on the device, each in memory of its own."""
+def table_of(cell: Cell, device: str = "cuda") -> SliceTable:
+    """Adapters on a device, each in memory of its own."""
     generator = torch.Generator().manual_seed(0)
     by_rank = {
         rank: random_slots([[rank] * len(cell.widths)], cell.in_features, cell.widths, DTYPE, generator)[0]
         for rank in set(cell.ranks)
     }
     slots = [
-        [LoraPair(pair.A.cuda(), pair.B.t().contiguous().cuda().t(), pair.scale) for pair in by_rank[rank] if pair]
+        [
+            LoraPair(pair.A.to(device, copy=True), pair.B.t().contiguous().to(device, copy=True).t(), pair.scale)
+            for pair in by_rank[rank]
+            if pair
+        ]
         for rank in cell.ranks_by_adapter
     ]
-    return build_table(slots, cell.widths, cell.in_features, DTYPE, "cuda")
+    return build_table(slots, cell.widths, cell.in_features, DTYPE, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ PHASES = (
     Phase("memcheck", 80, "kernel_trials", "measure_trials", True, tool=_MEMCHECK, shape="tiny"),
     Phase("attention", 50, "kernel_floors", "measure_attention"),
     Phase("lora", 50, "kernel_floors", "measure_lora"),
+    Phase("lora_plans", 60, "lora_plans", "measure_lora_plans"),
     Phase("weights", 50, "weight_products", "measure_weights"),
     Phase("experts", 50, "expert_products", "measure_experts"),
     Phase("sampler", 20, "kernel_floors", "measure_sampler"),
