@@ -7,7 +7,9 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
-from sqlalchemy import text
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import Pool
 
 import graftwork
 from graftwork.api.server.app import create_app, create_metrics_app
@@ -180,10 +182,15 @@ async def test_metrics_port(gateway: Gateway, tenant: TestTenant) -> None:
 
 async def test_readiness_of_a_database_that_cannot_store(gateway: Gateway) -> None:
     """A database that answers but stores nothing is not ready, and no inference starts on it."""
-    async with gateway.resources.server.database.read() as session:
-        await session.execute(text("PRAGMA query_only = ON"))
 
-    answer = await gateway.anonymous.get("/readyz")
+    def refuse_to_store(connection: DBAPIConnection, *_: object) -> None:
+        connection.cursor().execute("PRAGMA query_only = ON")
+
+    event.listen(Pool, "checkout", refuse_to_store)  # whichever connection the check gets
+    try:
+        answer = await gateway.anonymous.get("/readyz")
+    finally:
+        event.remove(Pool, "checkout", refuse_to_store)
 
     assert answer.status_code == 503
     assert "store" in answer.json()["problems"]["database"]
