@@ -93,12 +93,14 @@ class ClearedAhead:
         self._wake = threading.Event()
 
     def start(self) -> Self:
-        """Starts the thread, unless the block is small or the system is not Linux. Call it once."""
+        """Starts the thread, unless the block is small or the system is not Linux. Call it once.
+
+        It clears nothing before the first use is announced: an engine that starts has other work for its cores.
+        """
         if sys.platform == "linux" and self._block.numel() > 2 * _CHUNK_BYTES:
             weakref.finalize(self, self._wake.set).atexit = False
             parts = weakref.ref(self), self._wake
             threading.Thread(target=_clear_ahead, args=parts, name="clear-memory", daemon=True).start()
-            self.used_up_to(0)
         return self
 
     def used_up_to(self, num_bytes: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.system_memory import ClearedAhead, PinnedBlock, mapped_memory
+from graftwork.platform.memory import resident_bytes_at
 
 
 class FakeRegistry:
@@ -124,7 +125,7 @@ MIB = 2**20
 
 def resident_mib(block: torch.Tensor) -> int:
     """Returns how much of a block takes memory, in MiB."""
-    return int(_smaps(block.data_ptr())["Rss"].removesuffix(" kB")) // 1024
+    return resident_bytes_at(block.data_ptr(), block.nbytes) // MIB
 
 
 @needs_populate
