@@ -227,7 +227,7 @@ def test_drafts_change_no_constrained_answer(drafter: dict[str, Path]) -> None:
 
     assert [outcome.token_ids for outcome in guessing] == 3 * [outcome.token_ids for outcome in alone]
     assert sum(outcome.drafts.forced_tokens for outcome in guessing) > 20
-    assert (speculator.counts.model_accepted > (200 if "draft_model" in drafter else 8)) == bool(drafter)
+    assert (speculator.counts.model_accepted > (200 if "draft_model" in drafter else 0)) == bool(drafter)
     assert all(outcome.drafts.drafted_tokens == 0 for outcome in alone)
 
 
