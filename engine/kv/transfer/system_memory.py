@@ -73,7 +73,7 @@ def mapped_memory(num_bytes: int) -> torch.Tensor:
 
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: clears pages, and keeps the content of those that were written
-_AHEAD_BYTES = 32 * 2**20
+_AHEAD_BYTES = 16 * 2**20
 _CHUNK_BYTES = 2**21  # a huge page: other calls that map memory wait for one chunk
 _NICE = 10
 

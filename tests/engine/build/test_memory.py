@@ -69,7 +69,7 @@ def test_the_owners_account_for_the_whole_process(models: RandomModels) -> None:
 
 def test_each_owner_has_what_it_was_given(models: RandomModels) -> None:
     """Weights have the bytes of the checkpoint, an adapter those of its file twice (host and device), and KV what its
-    tokens need, with the 32 MiB that are made ready ahead of them."""
+    tokens need, with the 16 MiB that are made ready ahead of them."""
     sizes = {"device_bytes": 256 * MIB, "host_kv_bytes": 256 * MIB}
     facts = "weights=sum(t.nbytes for t in load_file(folder / 'model.safetensors').values())"
     adapter = (
@@ -86,8 +86,8 @@ def test_each_owner_has_what_it_was_given(models: RandomModels) -> None:
     used = 160 * (200 // 16) * page_bytes
     for tier in ("memory_device_kv", "memory_host_kv"):
         padding = 2 * MIB  # the huge page that holds the frame of padding
-        assert begun["owners"][tier] <= 32 * MIB + padding + 2 * MIB
-        assert used <= many["owners"][tier] <= used * 1.2 + 32 * MIB + padding + 2 * MIB
+        assert begun["owners"][tier] <= 16 * MIB + padding + 2 * MIB
+        assert used <= many["owners"][tier] <= used * 1.2 + 16 * MIB + padding + 2 * MIB
 
 
 def test_full_caches_do_not_grow(models: RandomModels) -> None:
