@@ -11,7 +11,7 @@ the chosen kernels add to it. Each output is compared with plain fp32 torch befo
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from graftwork.engine.lora.triton.launch_plan import ROW_WISE, StepShape, groupe
 from graftwork.engine.lora.triton.random_adapters import random_slots
 from graftwork.engine.lora.triton.reference import add_lora
 from graftwork.engine.lora.triton.slice_table import SliceTable, build_table
-from graftwork.engine.lora.triton.tiles import build_segments
+from graftwork.engine.lora.triton.tiles import LoraSegments, build_segments
 from graftwork.engine.lora.weights import LoraPair
 
 DTYPE = torch.bfloat16
@@ -148,18 +148,29 @@ def lora_graph(cell: Cell, table: SliceTable, tile_rows: int, x: torch.Tensor, y
     from graftwork.engine.lora.triton.launch import apply_lora
 
     segments = build_segments(cell.owners, "cuda", tile_rows=tile_rows)
+    found = y.clone()
+    apply_lora(x, found, table, segments)  # compiles
+    check(found, cell, table, segments, x, y)
+    return Replay(captured(lambda: apply_lora(x, y, table, segments)), (x, y, table, segments))
+
+
+def check(
+    found: torch.Tensor, cell: Cell, table: SliceTable, segments: LoraSegments, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """Compares what kernels made of y with what plain torch does in fp32. Raises AssertionError."""
     slots = [
         [LoraPair(A, B.t(), table.scales[slot, index].item()) for index, (A, B) in enumerate(pairs_of(table, slot))]
         for slot in range(cell.num_adapters)
     ]
-    checked = y.clone()
-    apply_lora(x, checked, table, segments)  # compiles
-    expected = add_lora(x, y, segments, slots, cell.widths)
-    torch.testing.assert_close(checked, expected, rtol=2**-7, atol=2e-2)
+    torch.testing.assert_close(found, add_lora(x, y, segments, slots, cell.widths), rtol=2**-7, atol=2e-2)
+
+
+def captured(launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of what `launch` launches. Its kernels must have run before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        apply_lora(x, y, table, segments)
-    return Replay(graph, (x, y, table, segments))
+        launch()
+    return graph
 
 
 def pairs_of(table: SliceTable, slot: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -178,9 +189,7 @@ def measure(cell: Cell, bandwidth: float) -> Measurement:
     if cell.num_rows <= MAX_ROW_WISE_ROWS:
         replays["row-wise"] = lora_graph(cell, table, ROW_WISE, x, y)
     torch.mm(x, weight.t(), out=y)
-    base = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(base):
-        torch.mm(x, weight.t(), out=y)
+    base = captured(lambda: torch.mm(x, weight.t(), out=y))
     replays["base"] = Replay(base, (x, y, weight))
     seconds = in_alternation(replays)
     weight_bytes = sum(matrix.nbytes for row in table.rows for matrix in row.weights)

@@ -4,19 +4,19 @@ The layers are those of Llama-3.1-8B in bf16, of rank 16. Shrink and expand are 
 put together, also of different kinds; and both in one graph. Each plan's result is compared with plain fp32 torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import lora_kernels
 import torch
 from gpu.phase_run import PhaseRun
 
 from graftwork.engine.kernels.launch import Launch
-from graftwork.engine.lora.triton.launch import bounds_of, empty_planes, expand_launch, shrink_launch
-from graftwork.engine.lora.triton.launch_plan import ROW_WISE, LaunchShape, LoraPlan, plan_for
-from graftwork.engine.lora.triton.reference import add_lora
+from graftwork.engine.lora.triton.launch import bounds_of, empty_planes, expand_launch, plan_of, shrink_launch
+from graftwork.engine.lora.triton.launch_plan import ROW_WISE
 from graftwork.engine.lora.triton.slice_table import SliceTable
 from graftwork.engine.lora.triton.tiles import LoraSegments, build_segments
-from graftwork.engine.lora.weights import LoraPair
 
 _BATCHES = ((32, 16), (8, 8), (32, 32))
 """(rows, adapters)."""
@@ -57,68 +57,43 @@ def measure_lora_plans(run: PhaseRun) -> None:
     for cell in run.while_time(cells):
         table = lora_kernels.table_of(cell, run.device)
         x = torch.randn(cell.num_rows, cell.in_features).to(run.device, lora_kernels.DTYPE)
-        y = torch.randn(cell.num_rows, sum(cell.widths)).to(run.device, lora_kernels.DTYPE)
         for way in WAYS:
-            segments = build_segments(cell.owners, run.device, tile_rows=way.tile_rows)
-            shrink, expand = launches(x, y, table, segments, way)
-            parts = {"shrink_s": [shrink], "expand_s": [expand], "both_s": [shrink, expand]}
-            seconds: dict[str, float | None] = dict.fromkeys(parts)
-            if not run.is_dry:
-                _check(cell, x, y, table, segments, way)
-                held = x, y, table, segments, parts
-                seconds |= lora_kernels.in_alternation(
-                    {name: lora_kernels.Replay(_captured(part), held) for name, part in parts.items()}
-                )
-            run.add("lora_plans", {"cell": asdict(cell), "way": way.name} | seconds)
+            run.add("lora_plans", {"cell": asdict(cell), "way": way.name} | _measure(run, cell, table, x, way))
         if not run.is_dry:
             torch.cuda.empty_cache()
 
 
-def _check(
-    cell: lora_kernels.Cell, x: torch.Tensor, y: torch.Tensor, table: SliceTable, segments: LoraSegments, way: Way
-) -> None:
-    """Compares one run with plain torch. Raises AssertionError. The first run compiles the kernels."""
-    found = y.clone()
-    for launch in launches(x, found, table, segments, way):
+def _measure(
+    run: PhaseRun, cell: lora_kernels.Cell, table: SliceTable, x: torch.Tensor, way: Way
+) -> dict[str, float | None]:
+    """Returns the seconds of shrink, of expand and of both; None without a GPU."""
+    y = torch.randn(cell.num_rows, sum(cell.widths)).to(run.device, lora_kernels.DTYPE)
+    segments = build_segments(cell.owners, run.device, tile_rows=way.tile_rows)
+    shrink, expand = launches(x, changed := y.clone(), table, segments, way)
+    parts = {"shrink_s": [shrink], "expand_s": [expand], "both_s": [shrink, expand]}
+    if run.is_dry:
+        return dict.fromkeys(parts)
+    _run(parts["both_s"])  # compiles
+    lora_kernels.check(changed, cell, table, segments, x, y)
+    replays = {
+        name: lora_kernels.Replay(lora_kernels.captured(partial(_run, part)), (x, changed, table, segments, part))
+        for name, part in parts.items()
+    }
+    return {**lora_kernels.in_alternation(replays)}
+
+
+def _run(launched: Sequence[Launch]) -> None:
+    for launch in launched:
         launch.run()
-    slots = [
-        [
-            LoraPair(A, B.t(), table.scales[slot, index].item())
-            for index, (A, B) in enumerate(lora_kernels.pairs_of(table, slot))
-        ]
-        for slot in range(cell.num_adapters)
-    ]
-    expected = add_lora(x, y, segments, slots, cell.widths)
-    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2e-2)
 
 
 def launches(
     x: torch.Tensor, y: torch.Tensor, table: SliceTable, segments: LoraSegments, way: Way
 ) -> tuple[Launch, Launch]:
     """Returns the two launches of one layer: shrink and expand. x, y: [rows, features]."""
-    plan = _plan(x, table, segments, way)
-    planes = empty_planes(table, segments, plan, table.max_rank)
+    bounds = bounds_of(table)
+    plan = replace(plan_of(x, table, segments, bounds), **way.plan)
+    planes = empty_planes(table, segments, plan, bounds.rank)
     shrink = shrink_launch(x, planes, table, segments, plan)
     expand = expand_launch(planes, y, table, segments, plan, has_columns=False)
     return shrink, replace(expand, options={**expand.options, **way.expand})
-
-
-def _plan(x: torch.Tensor, table: SliceTable, segments: LoraSegments, way: Way) -> LoraPlan:
-    shape = LaunchShape(
-        num_tiles=segments.num_tiles,
-        tile_rows=segments.tile_rows,
-        num_slices=table.num_slices,
-        in_features=table.in_features,
-        max_rank=table.max_rank,
-        launched_rank=bounds_of(table).rank,
-        element_bytes=x.element_size(),
-    )
-    return replace(plan_for(shape), **way.plan)
-
-
-def _captured(launched: list[Launch]) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launched:
-            launch.run()
-    return graph

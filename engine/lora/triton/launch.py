@@ -54,20 +54,26 @@ def apply_lora(
     if segments.num_tiles == 0:
         return
     bounds = bounds or bounds_of(table)
-    shape = LaunchShape(
-        num_tiles=segments.num_tiles,
-        tile_rows=segments.tile_rows,
-        num_slices=table.num_slices,
-        in_features=table.in_features,
-        max_rank=table.max_rank,
-        launched_rank=bounds.rank,
-        element_bytes=max(x.element_size(), table.dtype.itemsize),
-    )
-    chosen = plan or plan_for(shape)
+    chosen = plan or plan_of(x, table, segments, bounds)
     planes = empty_planes(table, segments, chosen, bounds.rank)
     if bounds.rank > 0:
         lora_shrink(x, planes, table, segments, chosen)
     lora_expand(planes, y, table, segments, chosen, bounds.has_columns)
+
+
+def plan_of(x: torch.Tensor, table: SliceTable, segments: LoraSegments, bounds: LaunchBounds) -> LoraPlan:
+    """Returns the plan of one fused layer in one step: how the kernels are launched for x, [num_rows, in_features]."""
+    return plan_for(
+        LaunchShape(
+            num_tiles=segments.num_tiles,
+            tile_rows=segments.tile_rows,
+            num_slices=table.num_slices,
+            in_features=table.in_features,
+            max_rank=table.max_rank,
+            launched_rank=bounds.rank,
+            element_bytes=max(x.element_size(), table.dtype.itemsize),
+        )
+    )
 
 
 def bounds_of(table: SliceTable) -> LaunchBounds:
